@@ -1,0 +1,60 @@
+"""The policy: the language model that writes jobs, as the outer loop sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from trainwright.messages import Message
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled answer: its text, its tokens (end token included when finished) and their log-probabilities.
+
+    `prompt_tokens` and the two token lists are what `update` trains on; a policy that can't be trained leaves them
+    empty. `usd` and the token counts are for the ledger.
+    """
+
+    text: str
+    prompt_tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finished: bool = True
+    usd: float = 0.0
+
+
+@dataclass(frozen=True)
+class Example:
+    """One completion with its advantage: the unit of a policy update. An episode with retries gives several."""
+
+    completion: Completion
+    advantage: float
+
+
+class Policy(Protocol):
+    """A trainer agent's weights. `sample` never touches state that `update` depends on."""
+
+    name: str
+
+    async def sample(self, conversations: Sequence[Sequence[Message]], seed: int) -> list[Completion]:
+        """Return one answer a conversation; the same weights, conversations and seed give the same answers."""
+        ...
+
+    async def update(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Take one policy-gradient step and return its metrics (loss, grad_norm, entropy, kl, ...)."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer state to a folder, whole or not at all."""
+        ...
+
+    def load(self, folder: Path) -> None:
+        """Restore what `save` wrote; the next update is then the one that would have followed."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections and processes."""
+        ...
