@@ -15,10 +15,12 @@ StepMetrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Training:
-    """The result of one job: the trained weights as safetensors and one metrics row a step."""
+    """The result of one job: the trained weights as safetensors, one metrics row a step, and this process's CPU
+    seconds by phase (`sampling`, `environment`, `learning`)."""
 
     weights: bytes
     metrics: list[StepMetrics] = field(default_factory=list)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Engine(Protocol):

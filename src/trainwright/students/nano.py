@@ -1,0 +1,286 @@
+"""The embedded student: a character-level transformer of about 0.1 M parameters, on one CPU thread.
+
+Sampling and log-probabilities take prompts in runs of equal ones (the completions of one group) and read each
+prompt once. Letters for shapes: B sequences = G groups x K members, P prompt tokens, T completion tokens, S cache
+positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from trainwright.messages import Message
+from trainwright.students.nano_model import (
+    MASKED,
+    TARGETS,
+    Adapter,
+    NanoConfig,
+    Network,
+    Weights,
+    check_tensors,
+    from_state_dict,
+    random_weights,
+    rope_tables,
+    runs_of_equal,
+    to_state_dict,
+)
+from trainwright.students.student import Completions, UnreadablePrompt
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 :=+-,.<>|/?"
+PAD, END = 0, 1
+MAX_PROMPT = 48  # characters
+MEMBERS = 8  # at most so many completions share one packed sequence; attention over it is quadratic in them
+_IDS = {character: index for index, character in enumerate(ALPHABET, start=2)}
+
+CONFIGS = {
+    config.name: config
+    for config in (
+        NanoConfig("nano-64", hidden=64, layers=2, heads=4, head_dim=16, intermediate=160, vocab=len(ALPHABET) + 2),
+        NanoConfig("nano-48", hidden=48, layers=2, heads=3, head_dim=16, intermediate=128, vocab=len(ALPHABET) + 2),
+    )
+}
+
+
+class NanoStudent:
+    """The `Student` protocol on a `NanoConfig`. Made from a state dict; `NanoStudent.untrained` draws one."""
+
+    def __init__(self, config: NanoConfig, state: Mapping[str, Tensor]) -> None:
+        """Raise `ValueError` when the state dict does not fit the configuration."""
+        self.name = config.name
+        self.config = config
+        self._base: Weights = from_state_dict(config, state)
+        self._weights = self._base
+        self._adapter: Adapter | None = None
+        self._rope = rope_tables(config)
+
+    @classmethod
+    def untrained(cls, name: str, seed: int) -> NanoStudent:
+        """Return a randomly initialised student of a named size."""
+        return cls(CONFIGS[name], to_state_dict(random_weights(CONFIGS[name], seed)))
+
+    def fresh(self) -> NanoStudent:
+        """Return a copy that shares the base weights, which nothing writes to, and has no adapter."""
+        copy = object.__new__(NanoStudent)
+        copy.name, copy.config, copy._base, copy._rope = self.name, self.config, self._base, self._rope
+        copy._weights, copy._adapter = self._base, None
+        return copy
+
+    # Text
+
+    def encode(self, messages: Sequence[Message]) -> list[int]:
+        """Return the characters of the one user message and the end token, after which the reply starts."""
+        if len(messages) != 1 or messages[0]["role"] != "user":
+            roles = ", ".join(message["role"] for message in messages) or "none"
+            raise UnreadablePrompt(f"{self.name} reads exactly one user message and no system prompt; got: {roles}")
+        text = messages[0]["content"]
+        if len(text) > MAX_PROMPT:
+            raise UnreadablePrompt(f"the prompt has {len(text)} characters; {self.name} reads at most {MAX_PROMPT}")
+        for position, character in enumerate(text):
+            if character not in _IDS:
+                raise UnreadablePrompt(
+                    f"character {character!r} at position {position} of the prompt is not in the alphabet of "
+                    f"{self.name}: {ALPHABET!r}"
+                )
+        return [*(_IDS[character] for character in text), END]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the characters before the first end token."""
+        characters = []
+        for token in tokens:
+            if token == END:
+                break
+            if token != PAD:
+                characters.append(ALPHABET[token - 2])
+        return "".join(characters)
+
+    # Weights
+
+    def add_adapter(self, rank: int, alpha: float, target: str, seed: int) -> None:
+        """See `Student.add_adapter`. Rank 0 trains a copy of the base weights."""
+        if target not in TARGETS:
+            raise ValueError(f"unknown adapter target {target!r}; known: {', '.join(TARGETS)}")
+        if rank:
+            self._adapter = Adapter(self.config, rank, alpha, target, seed)
+        else:
+            self._weights = {name: torch.nn.Parameter(tensor.clone()) for name, tensor in self._base.items()}
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Return the trainable parameters, stacked over layers; none before `add_adapter`."""
+        if self._adapter is not None:
+            return [factor for pair in self._adapter.factors.values() for factor in pair]
+        return [tensor for tensor in self._weights.values() if isinstance(tensor, torch.nn.Parameter)]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all weights, a merged adapter included, under the names of `Qwen3ForCausalLM`."""
+        weights = self._weights
+        if self._adapter is not None:
+            weights = {name: self._adapter.merge(name, tensor) for name, tensor in weights.items()}
+        return to_state_dict(weights)
+
+    def save(self) -> bytes:
+        """Return the adapter under PEFT's names, its rank, alpha and target in the metadata; else all weights."""
+        if self._adapter is None:
+            return bytes(safetensors.torch.save(self.state_dict(), {"student": self.name}))
+        adapter = self._adapter
+        metadata = {"rank": str(adapter.rank), "alpha": str(adapter.alpha), "target": adapter.target}
+        return bytes(safetensors.torch.save(adapter.state_dict(), {"student": self.name} | metadata))
+
+    def load(self, data: bytes) -> None:
+        """Load what `save` returned; raise `ValueError` when it does not fit or holds a value that is not finite."""
+        try:
+            state = safetensors.torch.load(data)
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        except (safetensors.SafetensorError, ValueError) as error:
+            raise ValueError(f"not safetensors: {error}") from error
+        metadata = header.get("__metadata__", {})
+        if metadata.get("student") != self.name:
+            raise ValueError(f"weights do not fit {self.name}: they are of {metadata.get('student')!r}")
+        if "rank" not in metadata:
+            self._weights, self._adapter = from_state_dict(self.config, state), None
+            return
+        try:
+            adapter = Adapter(self.config, int(metadata["rank"]), float(metadata["alpha"]), metadata["target"], seed=0)
+        except (KeyError, ValueError, ZeroDivisionError, RuntimeError) as error:
+            raise ValueError(f"weights do not fit {self.name}: bad adapter metadata {metadata}") from error
+        check_tensors(state, {name: tensor.shape for name, tensor in adapter.state_dict().items()}, self.name)
+        adapter.load_state_dict(state)
+        self._adapter = adapter
+
+    def _network(self, temperature: float) -> Network:
+        return Network(self.config, self._rope, self._weights, self._adapter, temperature)
+
+    # Sampling and log-probabilities
+
+    @torch.no_grad()
+    def sample(
+        self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, generator: torch.Generator
+    ) -> Completions:
+        """See `Student.sample`. The uniform number of (token position, prompt index) depends on the generator only,
+        so that two sets of weights are compared on common random numbers."""
+        config, count = self.config, len(prompts)
+        uniforms_TB = torch.rand(max_tokens, count, 1, generator=generator)
+        ids_GP, padding_GP, members = _groups(prompts)
+        groups, prompt_length = ids_GP.shape
+        self._check_length(prompt_length + max_tokens)
+        network = self._network(temperature)
+        size = (groups * config.heads, prompt_length + max_tokens * members, config.head_dim)
+        cache = [(torch.empty(size), torch.empty(size)) for _ in network.layers]
+
+        # Positions are cache columns: rotary attention sees only differences, so left padding shifts nothing.
+        positions = torch.arange(prompt_length)
+        bias_GPP = (~_causal(prompt_length) | padding_GP[:, None]) * MASKED
+        x_GH = network.hidden(ids_GP, positions, bias_GPP, cache)[:, -1]
+        logits_BV = network.logits(x_GH).repeat_interleave(members, 0)
+        # Step t adds `members` columns, one a member; a member sees the prompt and its own.
+        own = (~torch.eye(members, dtype=torch.bool)).repeat(1, max_tokens)
+        bias_GKS = torch.cat([padding_GP[:, None].expand(-1, members, -1), own.expand(groups, -1, -1)], -1) * MASKED
+        bias = bias_GKS.repeat_interleave(config.heads, 0)
+
+        tokens_TB = torch.full((max_tokens, count), PAD)
+        logits_TBV = torch.empty(max_tokens, *logits_BV.shape)
+        running = torch.ones(count, dtype=torch.bool)
+        for step in range(max_tokens):
+            if step:
+                start, stop = prompt_length + (step - 1) * members, prompt_length + step * members
+                position = prompt_length + step - 1
+                x = self._decode(network, tokens_TB[step - 1].view(groups, members), position, cache, start, stop, bias)
+                logits_BV = network.logits(x).flatten(0, 1)
+            logits_TBV[step] = logits_BV
+            cdf = logits_BV.softmax(-1).cumsum(-1)
+            drawn = torch.searchsorted(cdf, uniforms_TB[step] * cdf[:, -1:], right=True)[:, 0]
+            tokens_TB[step] = torch.where(running, drawn.clamp(max=config.vocab - 1), PAD)
+            running &= drawn != END
+            if not running.any():
+                break
+        tokens_BT = tokens_TB[: step + 1].t().contiguous()
+        mask_BT = _mask(tokens_BT)
+        logprobs_TB = logits_TBV[: step + 1].log_softmax(-1).gather(-1, tokens_BT.t()[..., None])[..., 0]
+        return Completions(tokens_BT, mask_BT, logprobs_TB.t() * mask_BT, ~running)
+
+    @staticmethod
+    def _decode(
+        network: Network, ids_GK: Tensor, position: int, cache: list[tuple[Tensor, Tensor]], start: int, stop: int,
+        bias: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Return the hidden states (G, K, H) of one token a member, which is added to the cache."""
+        x = torch.nn.functional.embedding(ids_GK, network.embed)
+        for layer, (keys, values) in zip(network.layers, cache, strict=True):
+            q, keys[:, start:stop], values[:, start:stop] = network.queries_keys_values(
+                layer, x, layer.cos[position], layer.sin[position]
+            )
+            weights = torch.baddbmm(bias[:, :, :stop], q, keys[:, :stop].transpose(1, 2)).softmax(-1)
+            x = network.rest_of_layer(layer, x, torch.bmm(weights, values[:, :stop]))
+        return x
+
+    def logprobs(
+        self, prompts: Sequence[Sequence[int]], tokens_BT: Tensor, *, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """See `Student.logprobs`. Both are 0 after the first end token; entropies carry no gradient."""
+        ids_GP, padding_GP, members = _groups(prompts)
+        (groups, prompt_length), (count, length) = ids_GP.shape, tokens_BT.shape
+        self._check_length(prompt_length + length)
+        mask_BT = _mask(tokens_BT).bool()
+
+        # Pack: a completion token that is followed by another goes to the next free column of its group.
+        inputs_GM = mask_BT[:, 1:].reshape(groups, -1)
+        column_GM = inputs_GM.cumsum(-1) + (prompt_length - 1)
+        packed_length = prompt_length + int(inputs_GM.sum(-1).max()) if length > 1 else prompt_length
+        group_N, place_N = inputs_GM.nonzero(as_tuple=True)
+        column_N = column_GM[group_N, place_N]
+        ids_GS = torch.full((groups, packed_length), PAD)
+        ids_GS[:, :prompt_length] = ids_GP
+        ids_GS[group_N, column_N] = tokens_BT[:, :-1].reshape(groups, -1)[group_N, place_N]
+        positions_GS = torch.arange(packed_length).repeat(groups, 1)
+        member_GS = torch.full((groups, packed_length), -1)
+        if length > 1:
+            positions_GS[group_N, column_N] = prompt_length + place_N % (length - 1)
+            member_GS[group_N, column_N] = place_N // (length - 1)
+        forbidden = ~_causal(packed_length) | (member_GS[:, None, :] != member_GS[:, :, None])
+        forbidden[:, :, :prompt_length] = padding_GP[:, None, :] | ~_causal(packed_length)[:, :prompt_length]
+
+        # The first token of each member is predicted at the last prompt column, the others at the one before them.
+        source_BT = torch.full((count, length), prompt_length - 1)
+        source_BT[:, 1:] = column_GM.view(count, length - 1)
+        source_BT += torch.arange(groups).repeat_interleave(members)[:, None] * packed_length
+
+        network = self._network(temperature)
+        x_GSH = network.hidden(ids_GS, positions_GS, forbidden * MASKED)
+        x_NH = x_GSH.flatten(0, 1)[source_BT[mask_BT]]
+        logprobs_NV = network.logits(x_NH).log_softmax(-1)
+        logprobs_BT = torch.zeros(count, length)
+        logprobs_BT[mask_BT] = logprobs_NV.gather(1, tokens_BT[mask_BT][:, None])[:, 0]
+        entropies_BT = torch.zeros(count, length)
+        with torch.no_grad():
+            entropies_BT[mask_BT] = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+        return logprobs_BT, entropies_BT
+
+    def _check_length(self, tokens: int) -> None:
+        if tokens > self.config.context:
+            raise ValueError(
+                f"{tokens} prompt and completion tokens exceed the {self.config.context} that {self.name} holds"
+            )
+
+
+def _groups(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, int]:
+    """Return the prompts without their repetitions, left-padded (G, P), where they are padding, and members a group."""
+    members = runs_of_equal([tuple(prompt) for prompt in prompts], MEMBERS)
+    unique = prompts[::members]
+    length = max(map(len, unique))
+    rows = [[PAD] * (length - len(prompt)) + list(prompt) for prompt in unique]
+    widths = torch.tensor([length - len(prompt) for prompt in unique])
+    return torch.tensor(rows), torch.arange(length) < widths[:, None], members
+
+
+def _causal(length: int) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool).tril()
+
+
+def _mask(tokens_BT: Tensor) -> Tensor:
+    """Return 1.0 up to and including the first end token."""
+    ended_BT = (tokens_BT == END).cumsum(-1)
+    return ((ended_BT == 0) | ((ended_BT == 1) & (tokens_BT == END))).float()
