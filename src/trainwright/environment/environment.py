@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from trainwright.messages import Message
@@ -11,10 +11,15 @@ from trainwright.messages import Message
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a job's taskset: its index and the prompt as messages (a system prompt first, when it has one)."""
+    """One row of a job's taskset: its index and the prompt as messages (a system prompt first, when it has one).
+
+    `fields` holds the string and number fields that the job's data class adds to `TaskData` (such as `answer`), as
+    text: the gate sends them back as replies to see whether the reward tells replies apart.
+    """
 
     index: int
     messages: tuple[Message, ...]
+    fields: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
