@@ -487,8 +487,7 @@ def job_environment(job: Job) -> dict[str, str]:
 
 def start_process(command: list[str], env: dict[str, str], uid: int | None, folder: str) -> subprocess.Popen[bytes]:
     """Start a command as a user in a session of its own, first in line for the out-of-memory killer."""
-    as_user: Json = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
-    process: subprocess.Popen[bytes] = subprocess.Popen(
+    process = subprocess.Popen(
         command,
         env=env,
         cwd=folder,
@@ -496,7 +495,9 @@ def start_process(command: list[str], env: dict[str, str], uid: int | None, fold
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        **as_user,
+        user=uid,
+        group=uid,
+        extra_groups=None if uid is None else [],
     )
     with contextlib.suppress(OSError, ValueError):
         resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
