@@ -37,14 +37,15 @@ class JobRejected(Exception):
 
 
 class JobFault(Exception):
-    """A job that passed the gate failed by its own doing while it ran (reason code, one sentence)."""
+    """A job failed by its own doing while it ran: reason code, one sentence, and the place where one is known."""
 
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(code, message)
-        self.code, self.message = code, message
+    def __init__(self, code: str, message: str, file: str = "", line: int = 0) -> None:
+        super().__init__(code, message, file, line)
+        self.code, self.message, self.file, self.line = code, message, file, line
 
     def __str__(self) -> str:
-        return f"{self.message} [{self.code}]"
+        where = f"{self.file}:{self.line}: " if self.line else f"{self.file}: " if self.file else ""
+        return f"{where}{self.message} [{self.code}]"
 
 
 class InfraFault(Exception):

@@ -1,0 +1,280 @@
+"""A job's taskset and its rewards, through verifiers 0.4.0 (its v1 API); the only module that touches verifiers.
+
+A reward means here what it means in verifiers: `Task.score` runs on a hand-made trace, so weights, priorities, dict
+rewards and metrics are verifiers' own. What verifiers would turn into a silent 0 (an error, None, a skipped reward)
+is a `Fault` here. Checked against verifiers 0.4.0: task.py, taskset.py, trace.py, utils/decorators.py.
+
+Runs on the untrusted side, in the same process as the job's code: nothing said here is to be trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import math
+import random
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, SupportsFloat
+
+import numpy
+import verifiers.v1 as vf
+from verifiers.v1.graph import MessageNode
+from verifiers.v1.state import state_cls
+from verifiers.v1.utils.generic import concrete_type
+from verifiers.v1.utils.score import verify_boxed_math_answer
+
+PACKAGE, MODULE = "job", "environment.py"
+
+_AGENT = vf.AgentInfo(config=vf.AgentConfig())
+_ROLES: dict[type, str] = {vf.SystemMessage: "system", vf.UserMessage: "user", vf.AssistantMessage: "assistant"}
+
+
+class Fault(Exception):
+    """The job did something it must not: a reason code of `client.REASONS`, one sentence, and a line if known."""
+
+    def __init__(self, code: str, message: str, line: int = 0) -> None:
+        super().__init__(code, message, line)
+        self.code, self.message, self.line = code, message, line
+
+
+class CheckedTrace(vf.Trace):
+    """A trace that refuses a score that verifiers would record but nobody can learn from."""
+
+    def record_reward(self, name: str, value: Any, weight: float = 1.0) -> None:
+        _check_number("reward", name, value)
+        if not math.isfinite(float(value) * float(weight)):
+            raise Fault("reward_not_finite", f"reward {name!r} returned {float(value)} (weight {weight})")
+        super().record_reward(name, value, weight)
+
+    def record_metric(self, name: str, value: Any) -> None:
+        _check_number("metric", name, value)
+        super().record_metric(name, value)
+
+
+class Taskset:
+    """One loaded taskset: an iterator over its tasks and the tasks that were taken so far, by position."""
+
+    def __init__(self, taskset: vf.Taskset, prompt_limit: int) -> None:
+        self._prompt_limit = prompt_limit
+        with _blamed("load_raised", "load()"):
+            self._iterator: Iterator[Any] = iter(taskset.load())
+        self._tasks: list[vf.Task] = []
+        self._prompts: list[list[Any]] = []
+        self._checked: set[type] = set()
+        self._loop = asyncio.Runner()
+
+    def rows(self, count: int) -> list[list[dict[str, str]]]:
+        """Return the messages of up to `count` further rows; fewer once the taskset is exhausted."""
+        rows = []
+        for _ in range(count):
+            with _blamed("load_raised", "load()"):
+                task = next(self._iterator, None)
+            if task is None:
+                break
+            index = len(self._tasks)
+            if not isinstance(task, vf.Task) or not isinstance(task.data, vf.TaskData):
+                got = f"a vf.Task that holds a {_name(task.data)}" if isinstance(task, vf.Task) else f"a {_name(task)}"
+                raise Fault("bad_row", f"row {index} is {got}; load() must yield YourTask(YourTaskData(...))")
+            task = task.with_data(idx=index)  # as Taskset.__iter__ does
+            prompt = _prompt(task, index, self._prompt_limit)
+            if type(task) not in self._checked:
+                _check_rewards(task)
+                self._checked.add(type(task))
+            self._tasks.append(task)
+            self._prompts.append(prompt)
+            rows.append([{"role": _ROLES[type(message)], "content": message.content} for message in prompt])
+        return rows
+
+    def score(self, replies: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
+        """Return each reply's weighted rewards by name, and the seconds that scoring it took."""
+        with _blamed("reward_raised", "scoring"):
+            return self._loop.run(self._score(replies))
+
+    def close(self) -> None:
+        """Release the event loop."""
+        self._loop.close()
+
+    async def _score(self, replies: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
+        rewards = []
+        for index, reply in replies:
+            started = time.perf_counter()
+            task = self._tasks[index]
+            trace = _trace(task, self._prompts[index], reply)
+            await task.score(trace)
+            parts = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
+            if len(parts) != len(trace.rewards) or not parts:
+                missing = [name for name in trace.rewards if name not in parts]
+                raise Fault("reward_not_number", f"no score was recorded for {missing or 'any reward'}")
+            rewards.append({"parts": parts, "seconds": time.perf_counter() - started})
+        return rewards
+
+
+def load(folder: Path, seed: int, prompt_limit: int) -> Taskset:
+    """Return the taskset of the package in `folder`; every source of randomness starts from `seed`."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    sys.path.insert(0, str(folder))
+    with _blamed("import_error", "importing environment.py"):
+        module = importlib.import_module(f"{PACKAGE}.{MODULE.removesuffix('.py')}")
+    found = _taskset_class(module)
+    with _blamed("load_raised", f"{found.__name__}()"):
+        config = (concrete_type(found, vf.TasksetConfig, origin=vf.Taskset) or vf.TasksetConfig)(id=PACKAGE)
+        taskset = found(config)
+    return Taskset(taskset, prompt_limit)
+
+
+def warm_up() -> None:
+    """Load, row and score a built-in taskset once, so that every lazy import and cache is paid before the fork."""
+
+    class Data(vf.TaskData):
+        answer: str
+
+    class Task(vf.Task[Data]):
+        @vf.reward
+        async def exact(self, trace: vf.Trace) -> float:
+            return float(trace.last_reply == self.data.answer)
+
+    class WarmTaskset(vf.Taskset[Task, vf.TasksetConfig]):
+        def load(self) -> list[Task]:
+            return [Task(Data(prompt="1+1", answer="2"), self.config.task)]
+
+    taskset = Taskset(WarmTaskset(vf.TasksetConfig(id=PACKAGE)), prompt_limit=100)
+    taskset.rows(1)
+    taskset.score([(0, "2")])
+    taskset.close()
+    verify_boxed_math_answer("\\boxed{2}", "2")
+
+
+def fault_of(error: BaseException, code: str, what: str) -> Fault:
+    """Return the fault that an exception out of the job's code is; `code` and `what` say what was being done."""
+    if isinstance(error, vf.TaskError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, Fault):
+        return error
+    line = _line(error)
+    if isinstance(error, MemoryError):
+        return Fault("memory", f"{what} ran out of memory", line)
+    if isinstance(error, SystemExit):
+        return Fault("exited", f"{what} called exit({_text(error.code)})", line)
+    return Fault(code, f"{what} raised {_name(error)}: {_text(error)}", line)
+
+
+class _blamed:
+    """Turn whatever escapes the block into a `Fault` of the given code."""
+
+    def __init__(self, code: str, what: str) -> None:
+        self.code, self.what = code, what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            raise fault_of(error, self.code, self.what) from None
+
+
+def _taskset_class(module: Any) -> type[vf.Taskset]:
+    """Return the one taskset that `__all__` exports, as verifiers' loader demands (utils/loaders.py)."""
+    exported = getattr(module, "__all__", None)
+    if exported is None:
+        raise Fault("no_taskset", 'environment.py defines no __all__; add __all__ = ["YourTaskset"]')
+    found = [
+        value
+        for name in exported
+        if isinstance(name, str)
+        and isinstance(value := getattr(module, name, None), type)
+        and issubclass(value, vf.Taskset)
+        and value is not vf.Taskset
+    ]
+    if len(found) != 1:
+        names = ", ".join(value.__name__ for value in found) or "none"
+        raise Fault("no_taskset", f"__all__ must export exactly one vf.Taskset subclass, but it exports {names}")
+    return found[0]
+
+
+def _prompt(task: vf.Task, index: int, limit: int) -> list[Any]:
+    """Return a row's messages: the system prompt, if any, then the prompt."""
+    data = task.data
+    if isinstance(data.prompt, str):
+        messages: list[Any] = [vf.UserMessage(content=data.prompt)]
+    elif data.prompt:
+        messages = list(data.prompt)
+    else:
+        raise Fault("bad_row", f"row {index} has no prompt; set prompt to a non-empty string")
+    if data.system_prompt:
+        messages.insert(0, vf.SystemMessage(content=data.system_prompt))
+    for message in messages:
+        if type(message) not in _ROLES or not isinstance(message.content, str):
+            raise Fault("bad_row", f"row {index} has a {_name(message)} that is not plain text")
+    size = sum(len(message.content) for message in messages)
+    if size > limit:
+        raise Fault("bad_row", f"row {index} has a prompt of {size} characters; at most {limit} are allowed")
+    if not any(message.content.strip() for message in messages):
+        raise Fault("bad_row", f"row {index} has an empty prompt")
+    return messages
+
+
+def _check_rewards(task: vf.Task) -> None:
+    """Refuse rewards that verifiers would skip or fail on whatever the reply is."""
+    with _blamed("load_raised", "collecting the rewards"):
+        rewards, metrics = task.hooks("reward"), task.hooks("metric")
+    if not rewards:
+        raise Fault("no_reward", f"{type(task).__name__} has no @vf.reward method; add one")
+    for function in (*rewards, *metrics):
+        plain = inspect.unwrap(function)
+        line = getattr(getattr(plain, "__code__", None), "co_firstlineno", 0)
+        name = function.__name__
+        if not inspect.iscoroutinefunction(plain):
+            raise Fault("reward_not_coroutine", f"{name!r} is not a coroutine function; write `async def {name}`", line)
+        wanted = inspect.signature(function).parameters.get("runtime")
+        if wanted is not None and wanted.default is inspect.Parameter.empty:
+            raise Fault("reward_needs_runtime", f"{name!r} takes `runtime`, which a reward has not here; drop it", line)
+
+
+def _trace(task: vf.Task, prompt: Sequence[Any], reply: str) -> CheckedTrace:
+    """Return the trace of one finished single-turn rollout: the prompt, then the sampled reply."""
+    nodes = [
+        MessageNode(parent=position - 1 if position else None, message=message, sampled=False)
+        for position, message in enumerate(prompt)
+    ]
+    nodes.append(MessageNode(parent=len(nodes) - 1, message=vf.AssistantMessage(content=reply), sampled=True))
+    return CheckedTrace(
+        task=vf.TraceTask(type=type(task).__name__, data=task.data),
+        agent=_AGENT,
+        nodes=nodes,
+        state=state_cls(type(task))(),
+        is_completed=True,
+        stop_condition="agent_completed",
+    )
+
+
+def _check_number(kind: str, name: str, value: Any) -> None:
+    if not isinstance(value, SupportsFloat):  # verifiers would read the string "1.0" as 1.0
+        raise Fault("reward_not_number", f"{kind} {name!r} returned a {_name(value)}; return a float")
+
+
+def _line(error: BaseException) -> int:
+    """Return the line of environment.py where an exception comes from, 0 when it doesn't."""
+    own = f"/{PACKAGE}/{MODULE}"
+    if isinstance(error, SyntaxError) and (error.filename or "").endswith(own):
+        return error.lineno or 0
+    lines = [at for frame, at in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename.endswith(own)]
+    return lines[-1] if lines else 0
+
+
+def _name(value: object) -> str:
+    return type(value).__name__
+
+
+def _text(value: object) -> str:
+    """Return what an object says of itself, shortened; job code writes `__str__`, so it may raise."""
+    try:
+        return str(value)[:400]
+    except Exception as error:
+        return f"<{_name(value)} whose text raises {_name(error)}>"
+
