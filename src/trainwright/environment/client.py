@@ -34,13 +34,14 @@ from trainwright.environment.sandbox import Sandbox
 from trainwright.errors import InfraFault, JobFault
 from trainwright.messages import Message
 
-ENVIRONMENT_FILE = "environment.py"
+ENVIRONMENT_FILE, DATASET_FILE = "environment.py", "dataset.jsonl"
 
 REASONS: Mapping[str, str] = {
     "import_error": "importing environment.py raised",
     "no_taskset": "`__all__` is missing or exports not exactly one Taskset",
     "load_raised": "the taskset's construction, load(), or taking its next row raised",
-    "bad_row": "a row is not a Task, or its prompt is missing, empty, too long or not plain text",
+    "bad_row": "a row is not a Task, or its prompt is missing, empty or not plain text",
+    "row_too_large": "a row's prompt has too many characters",
     "no_reward": "the task has no @vf.reward",
     "reward_not_coroutine": "a reward or metric is not an `async def`",
     "reward_needs_runtime": "a reward or metric takes `runtime`, which verifiers would skip in silence",
@@ -51,6 +52,7 @@ REASONS: Mapping[str, str] = {
     "timeout": "a call took too long, or the job used up its CPU seconds",
     "memory": "the job ran out of memory",
     "output": "an answer is too large or not JSON",
+    "input": "the job's files or the replies to score are too large for one frame",
     "exited": "the job ended its own process",
     "killed": "the job's process died by a signal that we didn't send, such as a segmentation fault",
     "protocol": "the job's process said what no honest one says, or hung up",
@@ -74,7 +76,7 @@ class Limits:
     cpu_seconds: int = 600
     memory_bytes: int = 2 * 1024**3
     """Address space, of which the preloaded libraries take about 0.3 GB."""
-    prompt_characters: int = 16_384
+    prompt_characters: int = 32_768
     """Of one row, system prompt included."""
     reward_bound: float = 1e6
     """Largest absolute value of a reward."""
@@ -236,7 +238,7 @@ class JobEnvironment:
             found = answer.get("rows")
             if not isinstance(found, list) or len(found) > wanted:
                 self._fail("protocol", "the answer to `rows` has no list of rows")
-            rows += [self._row(messages) for messages in found]
+            rows += [self._row(row) for row in found]
             if len(found) < wanted:
                 break
         return rows
@@ -276,9 +278,15 @@ class JobEnvironment:
                 raise
 
     def _load(self, files: Mapping[str, str], seed: int) -> None:
-        limits = self._limits
-        request = {"files": dict(files), "seed": seed, "prompt_limit": limits.prompt_characters}
-        self._ask(request, time.monotonic() + limits.open_seconds, "loading", limits.open_seconds)
+        limit = self._limits.open_seconds
+        job = {name: files[name] for name in (ENVIRONMENT_FILE, DATASET_FILE) if name in files}
+        self._send({"files": job, "seed": seed, "prompt_limit": self._limits.prompt_characters}, _CONTROL_SECONDS)
+        try:
+            receive_frame(self._channel, time.monotonic() + _CONTROL_SECONDS)
+        except (TimeoutError, ConnectionClosed, ProtocolError):
+            self._end(0.0)
+            raise InfraFault("environment_not_confined", "a process for the job could not be set up") from None
+        self._receive(limit, "loading")
 
     def _ask(self, request: Mapping[str, Any], deadline: float, what: str, limit: float) -> dict[str, Any]:
         """Return the answer to one request; raise the fault that it is or that stands in its place."""
@@ -300,9 +308,12 @@ class JobEnvironment:
             self._fail_as_told(answer["fault"])
         return answer
 
-    def _row(self, messages: object) -> Row:
+    def _row(self, row: object) -> Row:
+        messages, fields = (row.get("messages"), row.get("fields")) if isinstance(row, dict) else (None, None)
         if not isinstance(messages, list) or not messages:
-            self._fail("protocol", "a row is not a list of messages")
+            self._fail("protocol", "a row has no list of messages")
+        if not isinstance(fields, dict) or not all(isinstance(text, str) for text in fields.values()):
+            self._fail("protocol", "a row's fields are no texts by name")
         parsed: list[Message] = []
         for message in messages:
             role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
@@ -311,9 +322,8 @@ class JobEnvironment:
             parsed.append({"role": role, "content": content})
         if sum(len(message["content"]) for message in parsed) > self._limits.prompt_characters:
             self._fail("bad_row", f"row {self._taken} is longer than {self._limits.prompt_characters} characters")
-        row = Row(self._taken, tuple(parsed))
         self._taken += 1
-        return row
+        return Row(self._taken - 1, tuple(parsed), fields)
 
     def _reward(self, reward: object, elapsed: float) -> Reward:
         parts = reward.get("parts") if isinstance(reward, dict) else None

@@ -29,6 +29,9 @@ from verifiers.v1.utils.generic import concrete_type
 from verifiers.v1.utils.score import verify_boxed_math_answer
 
 PACKAGE, MODULE = "job", "environment.py"
+FIELD_CHARACTERS = 4096
+"""A longer field of a row stays inside."""
+FIELDS_LIMIT, FIELD_CHARACTERS = 32, 4096
 
 _AGENT = vf.AgentInfo(config=vf.AgentConfig())
 _ROLES: dict[type, str] = {vf.SystemMessage: "system", vf.UserMessage: "user", vf.AssistantMessage: "assistant"}
@@ -68,8 +71,8 @@ class Taskset:
         self._checked: set[type] = set()
         self._loop = asyncio.Runner()
 
-    def rows(self, count: int) -> list[list[dict[str, str]]]:
-        """Return the messages of up to `count` further rows; fewer once the taskset is exhausted."""
+    def rows(self, count: int) -> list[dict[str, Any]]:
+        """Return the messages and fields of up to `count` further rows; fewer once the taskset is exhausted."""
         rows = []
         for _ in range(count):
             with _blamed("load_raised", "load()"):
@@ -87,7 +90,8 @@ class Taskset:
                 self._checked.add(type(task))
             self._tasks.append(task)
             self._prompts.append(prompt)
-            rows.append([{"role": _ROLES[type(message)], "content": message.content} for message in prompt])
+            messages = [{"role": _ROLES[type(message)], "content": message.content} for message in prompt]
+            rows.append({"messages": messages, "fields": _fields(task.data)})
         return rows
 
     def score(self, replies: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
@@ -116,8 +120,7 @@ class Taskset:
 
 def load(folder: Path, seed: int, prompt_limit: int) -> Taskset:
     """Return the taskset of the package in `folder`; every source of randomness starts from `seed`."""
-    random.seed(seed)
-    numpy.random.seed(seed % 2**32)
+    _seed(seed)
     sys.path.insert(0, str(folder))
     with _blamed("import_error", "importing environment.py"):
         module = importlib.import_module(f"{PACKAGE}.{MODULE.removesuffix('.py')}")
@@ -143,6 +146,7 @@ def warm_up() -> None:
         def load(self) -> list[Task]:
             return [Task(Data(prompt="1+1", answer="2"), self.config.task)]
 
+    _seed(0)
     taskset = Taskset(WarmTaskset(vf.TasksetConfig(id=PACKAGE)), prompt_limit=100)
     taskset.rows(1)
     taskset.score([(0, "2")])
@@ -162,6 +166,11 @@ def fault_of(error: BaseException, code: str, what: str) -> Fault:
     if isinstance(error, SystemExit):
         return Fault("exited", f"{what} called exit({_text(error.code)})", line)
     return Fault(code, f"{what} raised {_name(error)}: {_text(error)}", line)
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
 
 
 class _blamed:
@@ -213,10 +222,27 @@ def _prompt(task: vf.Task, index: int, limit: int) -> list[Any]:
             raise Fault("bad_row", f"row {index} has a {_name(message)} that is not plain text")
     size = sum(len(message.content) for message in messages)
     if size > limit:
-        raise Fault("bad_row", f"row {index} has a prompt of {size} characters; at most {limit} are allowed")
+        raise Fault("row_too_large", f"row {index} has a prompt of {size} characters; at most {limit} are allowed")
     if not any(message.content.strip() for message in messages):
         raise Fault("bad_row", f"row {index} has an empty prompt")
     return messages
+
+
+def _fields(data: vf.TaskData) -> dict[str, str]:
+    """Return the string and number fields that the job's data class adds to `TaskData`, short ones, as text."""
+    added = [name for name in type(data).model_fields if name not in vf.TaskData.model_fields]
+    values = {name: getattr(data, name) for name in added[:FIELDS_LIMIT]}
+    numbers = {name: _text(value) for name, value in values.items() if isinstance(value, int | float)}
+    texts = {name: value for name, value in values.items() if type(value) is str and len(value) <= FIELD_CHARACTERS}
+    return numbers | texts
+
+
+def _fields(data: vf.TaskData) -> dict[str, str]:
+    """Return the short string and number fields that the data class adds to `TaskData`, as text."""
+    added = [name for name in type(data).model_fields if name not in vf.TaskData.model_fields]
+    values = {name: getattr(data, name) for name in added}
+    texts = {name: str(value) for name, value in values.items() if isinstance(value, str | int | float)}
+    return {name: text for name, text in texts.items() if len(text) <= FIELD_CHARACTERS}
 
 
 def _check_rewards(task: vf.Task) -> None:
@@ -277,4 +303,3 @@ def _text(value: object) -> str:
         return str(value)[:400]
     except Exception as error:
         return f"<{_name(value)} whose text raises {_name(error)}>"
-
