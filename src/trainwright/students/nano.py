@@ -25,7 +25,7 @@ from trainwright.students.nano_model import (
     check_tensors,
     from_state_dict,
     random_weights,
-    rope_tables,
+    rotary_turns,
     runs_of_equal,
     to_state_dict,
 )
@@ -34,7 +34,7 @@ from trainwright.students.student import Completions, UnreadablePrompt
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 :=+-,.<>|/?"
 PAD, END = 0, 1
 MAX_PROMPT = 48  # characters
-MEMBERS = 8  # at most so many completions share one packed sequence; attention over it is quadratic in them
+PACKED = 128  # completion tokens in one packed sequence, at most: attention computes the scores it masks as well
 _IDS = {character: index for index, character in enumerate(ALPHABET, start=2)}
 
 CONFIGS = {
@@ -56,7 +56,7 @@ class NanoStudent:
         self._base: Weights = from_state_dict(config, state)
         self._weights = self._base
         self._adapter: Adapter | None = None
-        self._rope = rope_tables(config)
+        self._turns = rotary_turns(config)
 
     @classmethod
     def untrained(cls, name: str, seed: int) -> NanoStudent:
@@ -66,7 +66,7 @@ class NanoStudent:
     def fresh(self) -> NanoStudent:
         """Return a copy that shares the base weights, which nothing writes to, and has no adapter."""
         copy = object.__new__(NanoStudent)
-        copy.name, copy.config, copy._base, copy._rope = self.name, self.config, self._base, self._rope
+        copy.name, copy.config, copy._base, copy._turns = self.name, self.config, self._base, self._turns
         copy._weights, copy._adapter = self._base, None
         return copy
 
@@ -152,7 +152,7 @@ class NanoStudent:
         self._adapter = adapter
 
     def _network(self, temperature: float) -> Network:
-        return Network(self.config, self._rope, self._weights, self._adapter, temperature)
+        return Network(self.config, self._weights, self._adapter, temperature)
 
     # Sampling and log-probabilities
 
@@ -163,65 +163,51 @@ class NanoStudent:
         """See `Student.sample`. The uniform number of (token position, prompt index) depends on the generator only,
         so that two sets of weights are compared on common random numbers."""
         config, count = self.config, len(prompts)
-        uniforms_TB = torch.rand(max_tokens, count, 1, generator=generator)
-        ids_GP, padding_GP, members = _groups(prompts)
+        uniforms_TB1 = torch.rand(max_tokens, count, 1, generator=generator)
+        ids_GP, padding_GP, members = _groups(prompts, max_tokens)
         groups, prompt_length = ids_GP.shape
         self._check_length(prompt_length + max_tokens)
         network = self._network(temperature)
-        size = (groups * config.heads, prompt_length + max_tokens * members, config.head_dim)
+        size = (groups, config.heads, prompt_length + max_tokens * members, config.head_dim)
         cache = [(torch.empty(size), torch.empty(size)) for _ in network.layers]
 
         # Positions are cache columns: rotary attention sees only differences, so left padding shifts nothing.
-        positions = torch.arange(prompt_length)
+        turns = self._turns[:prompt_length].repeat(groups, 1, 1, 1)
         bias_GPP = (~_causal(prompt_length) | padding_GP[:, None]) * MASKED
-        x_GH = network.hidden(ids_GP, positions, bias_GPP, cache)[:, -1]
+        x_GH = network.hidden(ids_GP, turns, bias_GPP, cache)[:, -1]
         logits_BV = network.logits(x_GH).repeat_interleave(members, 0)
         # Step t adds `members` columns, one a member; a member sees the prompt and its own.
-        own = (~torch.eye(members, dtype=torch.bool)).repeat(1, max_tokens)
-        bias_GKS = torch.cat([padding_GP[:, None].expand(-1, members, -1), own.expand(groups, -1, -1)], -1) * MASKED
+        other_KS = (~torch.eye(members, dtype=torch.bool)).repeat(1, max_tokens)
+        bias_GKS = (
+            torch.cat([padding_GP[:, None].expand(-1, members, -1), other_KS.expand(groups, -1, -1)], -1) * MASKED
+        )
         bias = bias_GKS.repeat_interleave(config.heads, 0)
 
-        tokens_TB = torch.full((max_tokens, count), PAD)
+        tokens_TB = torch.empty(max_tokens, count, dtype=torch.long)
         logits_TBV = torch.empty(max_tokens, *logits_BV.shape)
-        running = torch.ones(count, dtype=torch.bool)
+        ended_B = torch.zeros(count, dtype=torch.bool)
         for step in range(max_tokens):
             if step:
-                start, stop = prompt_length + (step - 1) * members, prompt_length + step * members
-                position = prompt_length + step - 1
-                x = self._decode(network, tokens_TB[step - 1].view(groups, members), position, cache, start, stop, bias)
-                logits_BV = network.logits(x).flatten(0, 1)
+                start = prompt_length + (step - 1) * members
+                turn = self._turns[prompt_length + step - 1]
+                logits_BV = network.logits(_decode(network, tokens_TB[step - 1], turn, cache, start, bias))
             logits_TBV[step] = logits_BV
-            cdf = logits_BV.softmax(-1).cumsum(-1)
-            drawn = torch.searchsorted(cdf, uniforms_TB[step] * cdf[:, -1:], right=True)[:, 0]
-            tokens_TB[step] = torch.where(running, drawn.clamp(max=config.vocab - 1), PAD)
-            running &= drawn != END
-            if not running.any():
+            cdf_BV = logits_BV.softmax(-1).cumsum(-1)
+            drawn_B1 = torch.searchsorted(cdf_BV, uniforms_TB1[step] * cdf_BV[:, -1:])
+            tokens_TB[step] = drawn_B1[:, 0].clamp_(max=config.vocab - 1)
+            ended_B |= tokens_TB[step] == END
+            if ended_B.all():
                 break
-        tokens_BT = tokens_TB[: step + 1].t().contiguous()
-        mask_BT = _mask(tokens_BT)
-        logprobs_TB = logits_TBV[: step + 1].log_softmax(-1).gather(-1, tokens_BT.t()[..., None])[..., 0]
-        return Completions(tokens_BT, mask_BT, logprobs_TB.t() * mask_BT, ~running)
-
-    @staticmethod
-    def _decode(
-        network: Network, ids_GK: Tensor, position: int, cache: list[tuple[Tensor, Tensor]], start: int, stop: int,
-        bias: Tensor,
-    ) -> Tensor:  # fmt: skip
-        """Return the hidden states (G, K, H) of one token a member, which is added to the cache."""
-        x = torch.nn.functional.embedding(ids_GK, network.embed)
-        for layer, (keys, values) in zip(network.layers, cache, strict=True):
-            q, keys[:, start:stop], values[:, start:stop] = network.queries_keys_values(
-                layer, x, layer.cos[position], layer.sin[position]
-            )
-            weights = torch.baddbmm(bias[:, :, :stop], q, keys[:, :stop].transpose(1, 2)).softmax(-1)
-            x = network.rest_of_layer(layer, x, torch.bmm(weights, values[:, :stop]))
-        return x
+        tokens_TB = tokens_TB[: step + 1]
+        mask_BT = _mask(tokens_TB.t())
+        logprobs_TB = logits_TBV[: step + 1].log_softmax(-1).gather(-1, tokens_TB[..., None])[..., 0]
+        return Completions(torch.where(mask_BT > 0, tokens_TB.t(), PAD), mask_BT, logprobs_TB.t() * mask_BT, ended_B)
 
     def logprobs(
         self, prompts: Sequence[Sequence[int]], tokens_BT: Tensor, *, temperature: float
     ) -> tuple[Tensor, Tensor]:
         """See `Student.logprobs`. Both are 0 after the first end token; entropies carry no gradient."""
-        ids_GP, padding_GP, members = _groups(prompts)
+        ids_GP, padding_GP, members = _groups(prompts, tokens_BT.shape[1])
         (groups, prompt_length), (count, length) = ids_GP.shape, tokens_BT.shape
         self._check_length(prompt_length + length)
         mask_BT = _mask(tokens_BT).bool()
@@ -249,7 +235,7 @@ class NanoStudent:
         source_BT += torch.arange(groups).repeat_interleave(members)[:, None] * packed_length
 
         network = self._network(temperature)
-        x_GSH = network.hidden(ids_GS, positions_GS, forbidden * MASKED)
+        x_GSH = network.hidden(ids_GS, self._turns[positions_GS.flatten()], forbidden * MASKED)
         x_NH = x_GSH.flatten(0, 1)[source_BT[mask_BT]]
         logprobs_NV = network.logits(x_NH).log_softmax(-1)
         logprobs_BT = torch.zeros(count, length)
@@ -266,9 +252,31 @@ class NanoStudent:
             )
 
 
-def _groups(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, int]:
+def _decode(
+    network: Network, ids_B: Tensor, turn: Tensor, cache: list[tuple[Tensor, Tensor]], start: int, bias: Tensor
+) -> Tensor:
+    """Return the last hidden states (B, H) of one more token a sequence; its keys and values go to the cache, whose
+    first `start` columns are full."""
+    groups, heads, _, head_dim = cache[0][0].shape
+    members = len(ids_B) // groups
+    stop = start + members
+    bias = bias[:, :, :stop]
+    x_BH = torch.nn.functional.embedding(ids_B, network.embed)
+    for layer, (keys, values) in zip(network.layers, cache, strict=True):
+        q, k, v = (t.view(groups, members, heads, head_dim).transpose(1, 2) for t in network.project(layer, x_BH, turn))
+        keys[:, :, start:stop] = k
+        values[:, :, start:stop] = v
+        q = q.reshape(groups * heads, members, head_dim)
+        scores = torch.baddbmm(bias, q, keys.flatten(0, 1)[:, :stop].transpose(1, 2))
+        attended = torch.bmm(scores.softmax(-1), values.flatten(0, 1)[:, :stop])
+        joined = attended.view(groups, heads, members, head_dim).transpose(1, 2).reshape(len(ids_B), -1)
+        x_BH = network.finish(layer, x_BH, joined)
+    return x_BH
+
+
+def _groups(prompts: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor, int]:
     """Return the prompts without their repetitions, left-padded (G, P), where they are padding, and members a group."""
-    members = runs_of_equal([tuple(prompt) for prompt in prompts], MEMBERS)
+    members = runs_of_equal([tuple(prompt) for prompt in prompts], PACKED // length)
     unique = prompts[::members]
     length = max(map(len, unique))
     rows = [[PAD] * (length - len(prompt)) + list(prompt) for prompt in unique]

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -160,108 +160,134 @@ class Adapter:
                             matrix.copy_(state[f"base_model.model.model.layers.{layer}.{name}.lora_{kind}.weight"])
 
 
+class _UnitNorm(torch.autograd.Function):
+    """x / sqrt(|x|^2 + eps) over the last axis: RMSNorm without its weights and the factor sqrt(width).
+
+    Written out because the backward pass that autograd derives for `F.rms_norm` takes three times as long.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, root_eps: Tensor) -> Tensor:
+        y, length = _unit_norm(x, root_eps)
+        ctx.save_for_backward(y, length)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (dy,), (y, length) = gradients, ctx.saved_tensors
+        return torch.addcmul(dy, y, (dy * y).sum(-1, keepdim=True), value=-1) / length, None
+
+
+def _unit_norm(x: Tensor, root_eps: Tensor) -> tuple[Tensor, Tensor]:
+    length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), root_eps)
+    return x / length, length
+
+
 class Layer(NamedTuple):
-    """The folded weights of one layer. `cos` and `sin` are (context, 2, 1, head_dim), for queries and keys."""
+    """The folded weights of one layer: matrices (inputs, outputs), and (2, 1, head_dim) for queries and keys."""
 
     qkv: Tensor
     out: Tensor
     gate_up: Tensor
     down: Tensor
-    cos: Tensor
-    sin: Tensor
+    qk_norm: Tensor
 
 
 class Network:
-    """The weights folded for one pass, and the pass itself. Differentiable in the weights it is made from."""
+    """The weights folded for one pass, and the pieces of a pass. Differentiable in the weights it is made from.
 
-    def __init__(
-        self,
-        config: NanoConfig,
-        rope: tuple[Tensor, Tensor],
-        weights: Weights,
-        adapter: Adapter | None,
-        temperature: float,
-    ) -> None:
+    Inside a query or key head, dimensions i and i + head_dim / 2, which rotary positions turn as a pair, lie side by
+    side, so that the turn is one complex product; attention scores don't depend on the order of dimensions.
+    """
+
+    def __init__(self, config: NanoConfig, weights: Weights, adapter: Adapter | None, temperature: float) -> None:
         self.config = config
         if adapter is not None:
             weights = weights | {stack: adapter.merge(stack, weights[stack]) for stack in adapter.factors}
-        qkv = (weights["qkv"] * weights["norms"][:, 0, None, None]).flatten(1, 2)
-        gate_up = (weights["gate_up"] * weights["norms"][:, 1, None, None]).flatten(1, 2)
-        cos, sin = rope
-        # rotate_half swaps the halves of a head, so its table takes the norm weights of the other half.
-        qk_norms = weights["qk_norms"] * torch.tensor([config.head_dim**-0.5, 1.0])[:, None]
-        cos_L = cos[:, None, None] * qk_norms[:, None, :, None]
-        sin_L = sin[:, None, None] * qk_norms.roll(config.head_dim // 2, -1)[:, None, :, None]
-        self.layers = [
-            Layer(*parts)
-            for parts in zip(qkv, weights["out"][:, 0], gate_up, weights["down"][:, 0], cos_L, sin_L, strict=True)
-        ]
+        pairs = (config.layers, 2, config.heads, 2, config.head_dim // 2, config.hidden)
+        qk = weights["qkv"][:, :2].reshape(pairs).transpose(3, 4).reshape_as(weights["qkv"][:, :2])
+        norms = weights["norms"][:, :, None, None] * config.hidden**0.5
+        qkv = torch.cat([qk, weights["qkv"][:, 2:]], 1) * norms[:, 0]
+        gate_up = weights["gate_up"] * norms[:, 1]
+        # Of the two factors sqrt(head_dim) of query and key norm, the attention scale takes one.
+        scale = torch.tensor([[1.0], [config.head_dim**0.5]])
+        qk_norms = weights["qk_norms"].view(config.layers, 2, 2, -1).transpose(2, 3).flatten(2) * scale
+        stacks = (qkv.flatten(1, 2), weights["out"][:, 0], gate_up.flatten(1, 2), weights["down"][:, 0])
+        transposed = (stack.transpose(1, 2).unbind() for stack in stacks)
+        self.layers = [Layer(*parts) for parts in zip(*transposed, qk_norms[:, :, None].unbind(), strict=True)]
         self.embed = weights["embed"]
-        self.head = weights["embed"] * (weights["norm"] / temperature)
+        self.head = (weights["embed"] * (weights["norm"] * (config.hidden**0.5 / temperature))).t()
+        self._root_eps = {n: torch.tensor((n * config.rms_norm_eps) ** 0.5) for n in (config.hidden, config.head_dim)}
 
-    def normalise(self, x: Tensor) -> Tensor:
-        """Return RMSNorm without its weights, over the last axis."""
-        return F.rms_norm(x, (x.shape[-1],), eps=self.config.rms_norm_eps)
+    def _norm(self, x: Tensor) -> Tensor:
+        root_eps = self._root_eps[x.shape[-1]]
+        if not torch.is_grad_enabled():
+            return _unit_norm(x, root_eps)[0]
+        normalised: Tensor = _UnitNorm.apply(x, root_eps)  # type: ignore[no-untyped-call]
+        return normalised
 
-    def queries_keys_values(self, layer: Layer, x_GSH: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        """Return queries, keys and values, each (G x heads, S, head_dim), from the residual stream."""
-        groups, length, _ = x_GSH.shape
+    def project(self, layer: Layer, x_NH: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (N, heads, head_dim) of the residual stream, the first two turned.
+
+        `turns` (N or 1, 1, 1, head_dim / 2) are the rows of `rotary_turns` at the tokens' positions.
+        """
         heads, head_dim = self.config.heads, self.config.head_dim
-        qkv = F.linear(self.normalise(x_GSH), layer.qkv).view(groups, length, 3, heads, head_dim)
-        qk = self.normalise(qkv[:, :, :2])
-        qk = torch.addcmul(qk * cos, qk.roll(head_dim // 2, -1), sin)
-        q, k = qk.permute(2, 0, 3, 1, 4).reshape(2, groups * heads, length, head_dim)
-        v = qkv[:, :, 2].transpose(1, 2).reshape(groups * heads, length, head_dim)
-        return q, k, v
+        qkv = torch.mm(self._norm(x_NH), layer.qkv).view(-1, 3, heads, head_dim)
+        qk = self._norm(qkv[:, :2]) * layer.qk_norm
+        qk = torch.view_as_real(torch.view_as_complex(qk.view(-1, 2, heads, head_dim // 2, 2)) * turns).flatten(-2)
+        return qk[:, 0], qk[:, 1], qkv[:, 2]
 
-    def rest_of_layer(self, layer: Layer, x_GSH: Tensor, attended: Tensor) -> Tensor:
-        """Return the residual stream after attention output (G x heads, S, head_dim) and feed-forward."""
-        groups, length, _ = x_GSH.shape
-        heads, head_dim = self.config.heads, self.config.head_dim
-        joined = attended.view(groups, heads, length, head_dim).transpose(1, 2).reshape(groups, length, -1)
-        x_GSH = x_GSH + F.linear(joined, layer.out)
-        gate, up = F.linear(self.normalise(x_GSH), layer.gate_up).chunk(2, -1)
-        return x_GSH + F.linear(F.silu(gate) * up, layer.down)
+    def finish(self, layer: Layer, x_NH: Tensor, attended_NA: Tensor) -> Tensor:
+        """Return the residual stream after the attention output and the feed-forward."""
+        x_NH = x_NH + torch.mm(attended_NA, layer.out)
+        gate, up = torch.mm(self._norm(x_NH), layer.gate_up).chunk(2, -1)
+        return x_NH + torch.mm(F.silu(gate) * up, layer.down)
 
     def hidden(
-        self, ids_GS: Tensor, positions: Tensor, bias_GSS: Tensor, cache: list[tuple[Tensor, Tensor]] | None = None
+        self, ids_GS: Tensor, turns: Tensor, bias_GSS: Tensor, cache: list[tuple[Tensor, Tensor]] | None = None
     ) -> Tensor:
-        """Return the last hidden states (G, S, H), before the final norm.
+        """Return the last hidden states (G, S, H), before the final norm, of whole sequences.
 
-        `positions` is (S,) or (G, S); `bias_GSS` is added to the scores. A `cache` receives each layer's keys and
-        values in its first S positions.
+        `turns` as in `project` for N = G x S; `bias_GSS` is added to the scores. A `cache` receives each layer's keys
+        and values (G, heads, S, head_dim) in its first S positions.
         """
-        x = F.embedding(ids_GS, self.embed)
-        bias = bias_GSS.repeat_interleave(self.config.heads, 0)
+        groups, length = ids_GS.shape
+        heads, head_dim = self.config.heads, self.config.head_dim
+        bias = bias_GSS.repeat_interleave(heads, 0)
+        x_NH = F.embedding(ids_GS.flatten(), self.embed)
         for index, layer in enumerate(self.layers):
-            q, k, v = self.queries_keys_values(layer, x, layer.cos[positions], layer.sin[positions])
+            by_head = [
+                t.view(groups, length, heads, head_dim).transpose(1, 2) for t in self.project(layer, x_NH, turns)
+            ]
             if cache is not None:
-                cache[index][0][:, : k.shape[1]] = k
-                cache[index][1][:, : v.shape[1]] = v
-            weights = torch.baddbmm(bias, q, k.transpose(1, 2)).softmax(-1)
-            x = self.rest_of_layer(layer, x, torch.bmm(weights, v))
-        return x
+                for stored, fresh in zip(cache[index], by_head[1:], strict=True):
+                    stored[:, :, :length] = fresh
+            q, k, v = (t.reshape(groups * heads, length, head_dim) for t in by_head)
+            attended = torch.bmm(torch.baddbmm(bias, q, k.transpose(1, 2)).softmax(-1), v)
+            x_NH = self.finish(
+                layer, x_NH, attended.view(groups, heads, length, head_dim).transpose(1, 2).flatten(2).flatten(0, 1)
+            )
+        return x_NH.view(groups, length, -1)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Return logits divided by the temperature, from last hidden states."""
-        return F.linear(self.normalise(x), self.head)
+    def logits(self, x_NH: Tensor) -> Tensor:
+        """Return logits (N, V) divided by the temperature, from last hidden states."""
+        return torch.mm(self._norm(x_NH), self.head)
 
 
-def rope_tables(config: NanoConfig) -> tuple[Tensor, Tensor]:
-    """Return cosine and signed sine tables (context, head_dim) such that `x * cos + roll(x, head_dim / 2) * sin`
-    is the rotation of `x`."""
+def rotary_turns(config: NanoConfig) -> Tensor:
+    """Return exp(i x position x frequency), complex (context, 1, 1, head_dim / 2)."""
     half = config.head_dim // 2
     frequencies = config.rope_theta ** (-torch.arange(half) / half)
-    angles = torch.arange(config.context)[:, None] * frequencies
-    return torch.cat([angles.cos()] * 2, -1), torch.cat([-angles.sin(), angles.sin()], -1)
+    angles = torch.arange(config.context)[:, None, None, None] * frequencies
+    return torch.polar(torch.ones_like(angles), angles)
 
 
 def runs_of_equal(prompts: list[tuple[int, ...]], limit: int) -> int:
-    """Return the greatest K of at most `limit` such that the prompts are runs of K equal ones."""
+    """Return the greatest K of at most `limit`, and at least 1, such that the prompts are runs of K equal ones."""
     lengths, start = [], 0
     for index in range(1, len(prompts) + 1):
         if index == len(prompts) or prompts[index] != prompts[start]:
             lengths.append(index - start)
             start = index
     common = math.gcd(*lengths)
-    return max(k for k in range(1, limit + 1) if common % k == 0)
+    return max(k for k in range(1, max(limit, 1) + 1) if common % k == 0)
