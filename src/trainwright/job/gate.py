@@ -3,49 +3,48 @@
 `check_static` runs nothing of the job; `check_dynamic` asks the job's sandboxed environment for rows and rewards.
 Both raise `JobRejected` for the first thing that is wrong. The codes:
 
-    answer_too_large   the answer is longer than 256 KiB
-    answer_empty       the answer is empty
-    answer_no_blocks   no fenced block names a file
-    block_unclosed     a fenced block has no closing line
-    file_unknown       a file that is none of a job's three
-    file_duplicate     two blocks of one file
-    file_missing       environment.py or train.toml is missing
-    file_encoding      a file is not UTF-8, or has a NUL or a lone surrogate
-    file_too_large     a file is over its size limit
-    file_link          a file in a folder is a link or not a regular file
-    folder_missing     the job folder does not exist or is a file
-    toml_syntax        train.toml is not TOML
-    toml_table         train.toml has a header, a table or a list
-    toml_key           an unknown key
-    toml_type          a value of the wrong type
-    toml_range         a value out of range
-    student            a student that the task does not offer
-    toml_divide        group_size does not divide batch_size
-    budget             max_steps x batch_size is over the rollout budget
-    syntax             environment.py is not Python
-    verifiers_v0       names of the removed v0 API of verifiers
-    import             an import that is not allowed
-    name               a builtin or attribute that is not allowed
-    verifiers_name     a name that a job may not use, or that verifiers does not have
-    no_all             there is no `__all__`
-    no_taskset         no class derives from vf.Taskset
-    all_names          `__all__` does not name exactly one taskset
-    load               the taskset has no plain method load
-    no_reward          no method is decorated with @vf.reward
-    reward_sync        a reward, metric or stop condition is not `async def`
-    reward_arguments   a reward takes an argument that it will not be given
-    dataset_missing    environment.py reads dataset.jsonl, and there is none
-    dataset_syntax     a line of dataset.jsonl is not a JSON object
-    rows_none          the taskset yields no rows
-    rows_few           the taskset yields fewer than 8 rows
-    rows_equal         the first 64 rows have fewer than 8 different prompts
-    row_too_large      a prompt has more than 32,768 characters
-    prompt_form        a prompt is not a system message, if any, and turns that end with the user's
-    prompt_unreadable  the student can't read a prompt
-    reward_not_finite  a reward is NaN or infinite
-    reward_range       a reward is outside -10 to 10
-    reward_slow        one reward takes over a second, or all rollouts' rewards together over 300 s
-    reward_constant    the reward is the same whatever the reply
+    answer_too_large      the answer is longer than 256 KiB
+    answer_empty          the answer is empty
+    answer_no_blocks      no fenced block names a file
+    block_unclosed        a fenced block has no closing line
+    file_unknown          a file that is none of a job's three
+    file_duplicate        two blocks of one file
+    file_missing          environment.py or train.toml is missing
+    file_encoding         a file is not UTF-8, or has a NUL or a lone surrogate
+    file_too_large        a file is over its size limit
+    file_link             a file in a folder is a link or not a regular file
+    folder_missing        the job folder does not exist or is a file
+    toml_syntax           train.toml is not TOML
+    toml_table            train.toml has a header, a table or a list
+    toml_key              an unknown key
+    toml_type             a value of the wrong type
+    toml_range            a value out of range
+    student               a student that the task does not offer
+    toml_divide           group_size does not divide batch_size
+    budget                max_steps x batch_size is over the rollout budget
+    syntax                environment.py is not Python
+    verifiers_v0          names of the removed v0 API of verifiers
+    import                an import that is not allowed
+    name                  a builtin or attribute that is not allowed
+    verifiers_name        a name that a job may not use, or that verifiers does not have
+    no_all                there is no `__all__`
+    no_taskset            no class derives from vf.Taskset
+    all_names             `__all__` does not name exactly one taskset
+    load                  the taskset has no plain method load
+    no_reward             no method is decorated with @vf.reward
+    reward_not_coroutine  a reward, metric or stop condition is not `async def`
+    reward_arguments      a reward takes an argument that it will not be given
+    dataset_missing       environment.py reads dataset.jsonl, and there is none
+    dataset_syntax        a line of dataset.jsonl is not a JSON object
+    no_rows               the taskset yields no rows
+    rows_few              the taskset yields fewer than 8 rows
+    rows_equal            the first 64 rows have fewer than 8 different prompts
+    bad_row               a row's prompt is missing, empty or no plain text, or does not end with the user's turn
+    unreadable_prompt     the student can't read a prompt
+    reward_not_finite     a reward is NaN or infinite
+    reward_out_of_range   a reward is outside -10 to 10
+    reward_slow           one reward takes over a second, or all rollouts' rewards together over 300 s
+    reward_constant       the reward is the same whatever the reply
 
 What the environment itself reports while the gate uses it (a crash, a timeout) becomes a rejection with its own code.
 """
@@ -69,7 +68,6 @@ from trainwright.suites.family import Task
 
 ROWS_READ = 64
 DISTINCT_PROMPTS = 8
-PROMPT_CHARACTERS = 32_768
 ROWS_PROBED = 4
 REWARD_BOUND = 10.0
 REWARD_SECONDS = 1.0
@@ -89,7 +87,7 @@ def check_static(job: Job, task: Task) -> Hyperparameters:
 def check_dynamic(job: Job, hyperparameters: Hyperparameters, environment: Environment, encode: Encode) -> None:
     """Raise `JobRejected` unless the job's running environment has usable rows and rewards.
 
-    `encode` is the student's, see `Student.encode`. Reads the taskset's first rows, so use an environment that is
+    `encode` is the student's, see `Student.encode`. Takes the first rows, so use an environment that is
     not used for training afterwards. A `JobFault` of the environment becomes a rejection with its code; an
     `InfraFault` passes through.
     """
@@ -99,7 +97,7 @@ def check_dynamic(job: Job, hyperparameters: Hyperparameters, environment: Envir
         seconds = _check_rewards(job, rows[:ROWS_PROBED], environment)
         _check_scoring_time(seconds, hyperparameters.rollouts)
     except JobFault as fault:
-        raise JobRejected(fault.code, fault.message, ENVIRONMENT) from fault
+        raise JobRejected(fault.code, fault.message, fault.file or ENVIRONMENT, fault.line) from fault
 
 
 def _check_dataset(text: str) -> None:
@@ -123,7 +121,7 @@ def _no_constant(name: str) -> float:
 
 def _check_rows(rows: Sequence[Row], encode: Encode) -> None:
     if not rows:
-        raise _reject("rows_none", f"load() yields no rows; yield at least {DISTINCT_PROMPTS} with different prompts.")
+        raise _reject("no_rows", f"load() yields no rows; yield at least {DISTINCT_PROMPTS} with different prompts.")
     if len(rows) < DISTINCT_PROMPTS:
         raise _reject(
             "rows_few", f"load() yields {len(rows)} rows; yield at least {DISTINCT_PROMPTS}, better hundreds."
@@ -139,31 +137,30 @@ def _check_rows(rows: Sequence[Row], encode: Encode) -> None:
 
 
 def _check_prompt(row: Row, encode: Encode) -> None:
-    size = sum(len(message["content"]) for message in row.messages)
-    if size > PROMPT_CHARACTERS:
-        message = f"The prompt of row {row.index} has {size} characters; write at most {PROMPT_CHARACTERS}."
-        raise _reject("row_too_large", message)
     roles = [message["role"] for message in row.messages]
     if not roles or roles[-1] != "user" or "system" in roles[1:] or not row.messages[-1]["content"].strip():
         message = f"The prompt of row {row.index} has the roles {roles}; end it with a user message that is not empty."
-        raise _reject("prompt_form", message)
+        raise _reject("bad_row", message)
     try:
         encode(row.messages)
     except UnreadablePrompt as error:
         message = f"The student can't read the prompt of row {row.index}: {error}."
-        raise _reject("prompt_unreadable", message) from None
+        raise _reject("unreadable_prompt", message) from None
 
 
 def _check_rewards(job: Job, rows: Sequence[Row], environment: Environment) -> float:
     """Return the mean seconds of a reward if the rewards tell replies apart."""
+    source = job.files[ENVIRONMENT]
+    others = [*rows[1:], rows[0]]
+    rounds = (
+        [plain_replies(row, other) for row, other in zip(rows, others, strict=True)],
+        [wrapped_replies(row, source) for row in rows],
+    )
     seconds: list[float] = []
-    for replies in (plain_replies, wrapped_replies):
-        varied = False
-        for row, other in zip(rows, [*rows[1:], rows[0]], strict=True):
-            rewards = _rewards(row, replies(row, other, job.files[ENVIRONMENT]), environment)
-            varied = varied or len({reward.total for reward in rewards}) > 1
-            seconds += [reward.seconds for reward in rewards]
-        if varied:
+    for replies in rounds:
+        rewards = [_rewards(row, tried, environment) for row, tried in zip(rows, replies, strict=True)]
+        seconds += [reward.seconds for group in rewards for reward in group]
+        if any(len({reward.total for reward in group}) > 1 for group in rewards):
             return sum(seconds) / len(seconds)
     message = (
         "The reward is the same for every reply tried, right and wrong; reward the right reply more, and keep it whole "
@@ -182,7 +179,7 @@ def _rewards(row: Row, replies: Sequence[str], environment: Environment) -> list
         if abs(reward.total) > REWARD_BOUND:
             bound = f"-{REWARD_BOUND:g} to {REWARD_BOUND:g}"
             raise _reject(
-                "reward_range", f"The reward of {shown} is {reward.total:g}; keep it in {bound}, best 0 to 1."
+                "reward_out_of_range", f"The reward of {shown} is {reward.total:g}; keep it in {bound}, best 0 to 1."
             )
         if reward.seconds > REWARD_SECONDS:
             message = f"The reward of {shown} took {reward.seconds:.1f} s; stay under {REWARD_SECONDS:g} s."

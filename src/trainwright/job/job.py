@@ -147,16 +147,15 @@ def _read(folder: Path, name: str) -> str:
         raise unknown_file(name, str(folder))
     irregular = JobRejected("file_link", f"{name} is a link or not a regular file; put the file itself there.", name)
     try:
-        handle = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(folder / name, "rb", opener=_open_no_link) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise irregular
+            data = file.read(SIZE_LIMITS[name] + 1)
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        if error.errno in (errno.ELOOP, errno.EISDIR):
             raise irregular from None
         raise InfraFault("job_folder", f"{folder / name} can't be read: {error}") from error
-    with open(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise irregular
-        data = file.read(SIZE_LIMITS[name] + 1)
     if len(data) > SIZE_LIMITS[name]:
         raise _too_large(name, max(len(data), status.st_size))
     try:
@@ -164,6 +163,10 @@ def _read(folder: Path, name: str) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise JobRejected("file_encoding", f"{name} is not UTF-8; save it as UTF-8.", name, line) from None
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)  # without O_NONBLOCK a named pipe would hang us
 
 
 def _same_job(folder: Path, job: Job) -> bool:

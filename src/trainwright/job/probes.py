@@ -18,14 +18,14 @@ TAGS_TRIED = 6
 _TAG = re.compile(r"<([A-Za-z][A-Za-z0-9_-]{0,31})>")
 
 
-def plain_replies(row: Row, other: Row, source: str) -> list[str]:
+def plain_replies(row: Row, other: Row) -> list[str]:
     """Return junk, the prompt, this row's fields and another row's, each once."""
     prompt = row.messages[-1]["content"]
     junk = ["", "a", "0", "no idea", "abcdefghij" * 20, prompt, prompt[::-1]]
     return list(dict.fromkeys([*junk, *_fields(row), *_fields(other)]))
 
 
-def wrapped_replies(row: Row, other: Row, source: str) -> list[str]:
+def wrapped_replies(row: Row, source: str) -> list[str]:
     """Return this row's fields as answers are commonly wrapped, with the tags that the job's source mentions."""
     tags = [*dict.fromkeys(_TAG.findall(source)), "answer"][:TAGS_TRIED]
     wrappers: Sequence[tuple[str, str]] = (

@@ -75,7 +75,7 @@ def check_source(source: str, *, has_dataset: bool) -> None:
     """Raise `JobRejected` for the first thing that is wrong with `environment.py`.
 
     Codes, in order: syntax, verifiers_v0, import, verifiers_name, name, no_all, no_taskset, all_names, load,
-    no_reward, reward_sync, reward_arguments, dataset_missing.
+    no_reward, reward_not_coroutine, reward_arguments, dataset_missing.
     """
     tree = _parse(source)
     verifiers = _Verifiers(tree)
@@ -238,7 +238,9 @@ def _check_rewards(tree: ast.Module, verifiers: _Verifiers) -> None:
         raise _reject("no_reward", f"There is no reward; write one as {_REWARD}.")
     for decorator, method in methods:
         if isinstance(method, ast.FunctionDef):
-            raise _reject("reward_sync", f"@vf.{decorator} {method.name} must be `async def {method.name}`.", method)
+            raise _reject(
+                "reward_not_coroutine", f"@vf.{decorator} {method.name} must be `async def {method.name}`.", method
+            )
         for name in _required(method):
             if decorator != "stop" and name not in ("trace", "task"):
                 hint = f"; for {name} use {V0_ARGUMENTS[name]}" if name in V0_ARGUMENTS else ""
