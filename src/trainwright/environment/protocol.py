@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-FRAME_LIMIT = 8 * 1024 * 1024
+FRAME_LIMIT = 16 * 1024 * 1024
 """Bytes of JSON a frame may hold."""
 
 _LENGTH = struct.Struct(">I")
@@ -53,9 +53,8 @@ def decode_body(body: bytes | bytearray) -> dict[str, Any]:
     return payload
 
 
-def send_frame(channel: socket.socket, payload: Mapping[str, Any], deadline: float | None = None) -> None:
+def send_frame(channel: socket.socket, frame: bytes, deadline: float | None = None) -> None:
     """Send one frame before `deadline` (of `time.monotonic`); raise `TimeoutError` or `ConnectionClosed`."""
-    frame = encode_frame(payload)
     channel.settimeout(_remaining(deadline))
     try:
         channel.sendall(frame)
@@ -64,7 +63,7 @@ def send_frame(channel: socket.socket, payload: Mapping[str, Any], deadline: flo
 
 
 def receive_frame(channel: socket.socket, deadline: float | None = None) -> dict[str, Any]:
-    """Return the next frame's object, within `deadline`; raise as `send_frame` and `decode_body` do."""
+    """Return the next frame's object before `deadline`; raise as `send_frame` and `decode_body` do."""
     (length,) = _LENGTH.unpack(_receive(channel, _LENGTH.size, deadline))
     if length > FRAME_LIMIT:
         raise ProtocolError(f"a frame of {length} bytes announced, more than {FRAME_LIMIT}")

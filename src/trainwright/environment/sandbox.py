@@ -2,9 +2,9 @@
 
 | level | the server's process | every job's process |
 |---|---|---|
-| `full` | bubblewrap 0.8 or newer: own user, pid, network, ipc and mount namespaces; sees the interpreter and nothing else | confined |
-| `reduced` | Landlock: reads the interpreter, nothing else | confined |
-| `none` | an ordinary process; only with `unsafe_no_sandbox` | limits on memory, time and files only |
+| `full` | bubblewrap: own user, pid, network, ipc and mount namespaces; sees the interpreter only | confined |
+| `reduced` | Landlock: reads the interpreter only | confined |
+| `none` | an ordinary process; only with `unsafe_no_sandbox` | limits on memory, CPU time and file size only |
 
 "Confined" is what `confinement` does: Landlock where the kernel has it, a seccomp allow-list, resource limits. At the
 reduced level a job can still learn whether a path exists and how large it is, since Landlock doesn't govern that.
@@ -90,7 +90,13 @@ class Sandbox:
     def environment(self, root: str) -> dict[str, str]:
         """Return the whole environment of the server: nothing of ours reaches it, and hashing is the same each time."""
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        return {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": root, "TMPDIR": root, "PYTHONHASHSEED": "0"} | threads
+        return {
+            "PATH": "/usr/bin:/bin",
+            "LANG": "C.UTF-8",
+            "HOME": root,
+            "TMPDIR": root,
+            "PYTHONHASHSEED": "0",
+        } | threads
 
 
 def detect(unsafe_no_sandbox: bool = False) -> Sandbox:
@@ -156,8 +162,8 @@ def _bubblewrap() -> list[str]:
             command += ["--ro-bind", folder, folder]
     for prefix in _prefixes():
         command += ["--ro-bind", prefix, prefix]
-        if _PACKAGE.is_relative_to(prefix):
-            command += ["--tmpfs", str(_PACKAGE), "--remount-ro", str(_PACKAGE)]
+    if any(_PACKAGE.is_relative_to(seen) for seen in ("/usr", *_prefixes())):
+        command += ["--tmpfs", str(_PACKAGE), "--remount-ro", str(_PACKAGE)]
     for name in _SERVER_FILES:
         command += ["--ro-bind", str(_SOURCES / name), f"{_INSIDE}/{name}"]
     return [*command, "--remount-ro", "/", "--chdir", "/tmp"]

@@ -29,9 +29,8 @@ from verifiers.v1.utils.generic import concrete_type
 from verifiers.v1.utils.score import verify_boxed_math_answer
 
 PACKAGE, MODULE = "job", "environment.py"
-FIELD_CHARACTERS = 4096
-"""A longer field of a row stays inside."""
-FIELDS_LIMIT, FIELD_CHARACTERS = 32, 4096
+FIELDS_LIMIT, FIELD_CHARACTERS = 8, 4096
+"""What is sent along with a row; further and longer fields stay inside."""
 
 _AGENT = vf.AgentInfo(config=vf.AgentConfig())
 _ROLES: dict[type, str] = {vf.SystemMessage: "system", vf.UserMessage: "user", vf.AssistantMessage: "assistant"}
@@ -45,7 +44,7 @@ class Fault(Exception):
         self.code, self.message, self.line = code, message, line
 
 
-class CheckedTrace(vf.Trace):
+class CheckedTrace(vf.Trace):  # type: ignore[misc]
     """A trace that refuses a score that verifiers would record but nobody can learn from."""
 
     def record_reward(self, name: str, value: Any, weight: float = 1.0) -> None:
@@ -134,15 +133,15 @@ def load(folder: Path, seed: int, prompt_limit: int) -> Taskset:
 def warm_up() -> None:
     """Load, row and score a built-in taskset once, so that every lazy import and cache is paid before the fork."""
 
-    class Data(vf.TaskData):
+    class Data(vf.TaskData):  # type: ignore[misc]
         answer: str
 
-    class Task(vf.Task[Data]):
-        @vf.reward
+    class Task(vf.Task[Data]):  # type: ignore[misc]
+        @vf.reward  # type: ignore[untyped-decorator]
         async def exact(self, trace: vf.Trace) -> float:
             return float(trace.last_reply == self.data.answer)
 
-    class WarmTaskset(vf.Taskset[Task, vf.TasksetConfig]):
+    class WarmTaskset(vf.Taskset[Task, vf.TasksetConfig]):  # type: ignore[misc]
         def load(self) -> list[Task]:
             return [Task(Data(prompt="1+1", answer="2"), self.config.task)]
 
@@ -164,8 +163,8 @@ def fault_of(error: BaseException, code: str, what: str) -> Fault:
     if isinstance(error, MemoryError):
         return Fault("memory", f"{what} ran out of memory", line)
     if isinstance(error, SystemExit):
-        return Fault("exited", f"{what} called exit({_text(error.code)})", line)
-    return Fault(code, f"{what} raised {_name(error)}: {_text(error)}", line)
+        return Fault("exited", f"{what} called exit({_text(error.code)[:100]})", line)
+    return Fault(code, f"{what} raised {_name(error)}: {_text(error)[:400]}", line)
 
 
 def _seed(seed: int) -> None:
@@ -229,20 +228,12 @@ def _prompt(task: vf.Task, index: int, limit: int) -> list[Any]:
 
 
 def _fields(data: vf.TaskData) -> dict[str, str]:
-    """Return the string and number fields that the job's data class adds to `TaskData`, short ones, as text."""
-    added = [name for name in type(data).model_fields if name not in vf.TaskData.model_fields]
-    values = {name: getattr(data, name) for name in added[:FIELDS_LIMIT]}
-    numbers = {name: _text(value) for name, value in values.items() if isinstance(value, int | float)}
-    texts = {name: value for name, value in values.items() if type(value) is str and len(value) <= FIELD_CHARACTERS}
-    return numbers | texts
-
-
-def _fields(data: vf.TaskData) -> dict[str, str]:
-    """Return the short string and number fields that the data class adds to `TaskData`, as text."""
+    """Return the first string and number fields that the job's data class adds to `TaskData`, as text."""
     added = [name for name in type(data).model_fields if name not in vf.TaskData.model_fields]
     values = {name: getattr(data, name) for name in added}
-    texts = {name: str(value) for name, value in values.items() if isinstance(value, str | int | float)}
-    return {name: text for name, text in texts.items() if len(text) <= FIELD_CHARACTERS}
+    texts = {name: _text(value) for name, value in values.items() if isinstance(value, str | int | float)}
+    short = [(name, text) for name, text in texts.items() if len(text) <= FIELD_CHARACTERS]
+    return dict(short[:FIELDS_LIMIT])
 
 
 def _check_rewards(task: vf.Task) -> None:
@@ -300,6 +291,6 @@ def _name(value: object) -> str:
 def _text(value: object) -> str:
     """Return what an object says of itself, shortened; job code writes `__str__`, so it may raise."""
     try:
-        return str(value)[:400]
+        return str(value)
     except Exception as error:
         return f"<{_name(value)} whose text raises {_name(error)}>"

@@ -13,53 +13,44 @@ import ctypes
 import errno
 import os
 import platform
+import re
 import struct
 from collections.abc import Iterable, Iterator
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-# name: number on (x86_64, aarch64), from the kernel's unistd_64.h and asm-generic/unistd.h; None where there is none.
-_ALLOWED: dict[str, tuple[int | None, int | None]] = {
-    # files that are open or may be opened (Landlock says which): no call that changes a name, a mode or an owner
-    **{"read": (0, 63), "write": (1, 64), "readv": (19, 65), "writev": (20, 66), "pread64": (17, 67)},
-    **{"pwrite64": (18, 68), "preadv": (295, 69), "pwritev": (296, 70), "close": (3, 57), "close_range": (436, 436)},
-    **{"lseek": (8, 62), "fstat": (5, 80), "stat": (4, None), "lstat": (6, None), "newfstatat": (262, 79)},
-    **{"statx": (332, 291), "statfs": (137, 43), "fstatfs": (138, 44), "open": (2, None), "openat": (257, 56)},
-    **{"access": (21, None), "faccessat": (269, 48), "faccessat2": (439, 439), "readlink": (89, None)},
-    **{"readlinkat": (267, 78), "getdents": (78, None), "getdents64": (217, 61), "getcwd": (79, 17)},
-    **{"chdir": (80, 49), "fchdir": (81, 50), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24)},
-    **{"pipe": (22, None), "pipe2": (293, 59), "fadvise64": (221, 223)},
-    # memory
-    **{"mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "mremap": (25, 216), "madvise": (28, 233)},
-    **{"brk": (12, 214)},
-    # signals to itself
-    **{"rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139), "rt_sigpending": (127, 136)},
-    **{"rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133), "sigaltstack": (131, 132)},
-    # waiting
-    **{"poll": (7, None), "ppoll": (271, 73), "select": (23, None), "pselect6": (270, 72), "epoll_create": (213, None)},
-    **{"epoll_create1": (291, 20), "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22)},
-    **{"epoll_pwait2": (441, 441), "eventfd": (284, None), "eventfd2": (290, 19)},
-    # sockets that exist: its channel and its own pairs
-    **{"sendto": (44, 206), "recvfrom": (45, 207), "sendmsg": (46, 211), "recvmsg": (47, 212), "shutdown": (48, 210)},
-    **{"getsockopt": (55, 209), "setsockopt": (54, 208), "getsockname": (51, 204), "getpeername": (52, 205)},
-    # threads
-    **{"futex": (202, 98), "set_robust_list": (273, 99), "get_robust_list": (274, 100), "set_tid_address": (218, 96)},
-    **{"rseq": (334, 293), "membarrier": (324, 283), "sched_yield": (24, 124), "sched_getaffinity": (204, 123)},
-    **{"getcpu": (309, 168)},
-    # time
-    **{"nanosleep": (35, 101), "clock_nanosleep": (230, 115), "clock_gettime": (228, 113), "clock_getres": (229, 114)},
-    **{"gettimeofday": (96, 169), "time": (201, None), "times": (100, 153), "getrusage": (98, 165)},
-    **{"getitimer": (36, 102), "setitimer": (38, 103), "alarm": (37, None), "pause": (34, None)},
-    **{"timer_create": (222, 107), "timer_settime": (223, 110), "timer_gettime": (224, 108)},
-    **{"timer_getoverrun": (225, 109), "timer_delete": (226, 111)},
-    # asking about itself, and ending
-    **{"getpid": (39, 172), "getppid": (110, 173), "gettid": (186, 178), "getuid": (102, 174), "geteuid": (107, 175)},
-    **{"getgid": (104, 176), "getegid": (108, 177), "getgroups": (115, 158), "getpgrp": (111, None)},
-    **{"getpgid": (121, 155), "getsid": (124, 156), "getresuid": (118, 148), "getresgid": (120, 150)},
-    **{"uname": (63, 160), "sysinfo": (99, 179), "getrlimit": (97, 163), "getpriority": (140, 141)},
-    **{"umask": (95, 166), "getrandom": (318, 278), "restart_syscall": (219, 128), "exit": (60, 93)},
-    **{"exit_group": (231, 94), "wait4": (61, 260), "waitid": (247, 95)},
-}
+# Name, number on x86_64 and on aarch64 (- where there is none); from the kernel's unistd_64.h and asm-generic/unistd.h.
+_ALLOWED = """
+# files that are open or may be opened (Landlock says which): no call that changes a name, a mode or an owner
+read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69, pwritev 296 70,
+close 3 57, close_range 436 436, lseek 8 62, fstat 5 80, stat 4 -, lstat 6 -, newfstatat 262 79, statx 332 291,
+statfs 137 43, fstatfs 138 44, open 2 -, openat 257 56, access 21 -, faccessat 269 48, faccessat2 439 439,
+readlink 89 -, readlinkat 267 78, getdents 78 -, getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50,
+dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -, pipe2 293 59, fadvise64 221 223,
+# memory
+mmap 9 222, mprotect 10 226, munmap 11 215, mremap 25 216, madvise 28 233, brk 12 214,
+# signals to itself
+rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139, rt_sigpending 127 136, rt_sigtimedwait 128 137,
+rt_sigsuspend 130 133, sigaltstack 131 132,
+# waiting
+poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, epoll_create 213 -, epoll_create1 291 20, epoll_ctl 233 21,
+epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441, eventfd 284 -, eventfd2 290 19,
+# sockets that exist: its channel and its own pairs
+sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212, shutdown 48 210, getsockopt 55 209,
+setsockopt 54 208, getsockname 51 204, getpeername 52 205,
+# threads
+futex 202 98, set_robust_list 273 99, get_robust_list 274 100, set_tid_address 218 96, rseq 334 293,
+membarrier 324 283, sched_yield 24 124, sched_getaffinity 204 123, getcpu 309 168,
+# time
+nanosleep 35 101, clock_nanosleep 230 115, clock_gettime 228 113, clock_getres 229 114, gettimeofday 96 169,
+time 201 -, times 100 153, getrusage 98 165, getitimer 36 102, setitimer 38 103, alarm 37 -, pause 34 -,
+timer_create 222 107, timer_settime 223 110, timer_gettime 224 108, timer_getoverrun 225 109, timer_delete 226 111,
+# asking about itself, and ending
+getpid 39 172, getppid 110 173, gettid 186 178, getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177,
+getgroups 115 158, getpgrp 111 -, getpgid 121 155, getsid 124 156, getresuid 118 148, getresgid 120 150,
+uname 63 160, sysinfo 99 179, getrlimit 97 163, getpriority 140 141, umask 95 166, getrandom 318 278,
+restart_syscall 219 128, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95
+"""
 
 # name: number, index of the argument looked at, mask on its low 32 bits, the values allowed after masking.
 _CLONE_THREAD = 0x00010000
@@ -102,9 +93,8 @@ def assemble(machine: str, pid: int) -> list[Instruction]:
         (_RETURN, 0, 0, _KILL_PROCESS),
         (_LOAD, 0, 0, _NUMBER_OFFSET),
     ]
-    for numbers in _ALLOWED.values():
-        if (number := numbers[column]) is not None:
-            program += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
+    for number in _allowed(column):
+        program += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
     for numbers, argument, mask, values in _conditions(pid):
         program += _allow_if(numbers[column], argument, mask, values)
     enosys, eperm = (_ERRNO | error for error in (errno.ENOSYS, errno.EPERM))
@@ -118,7 +108,7 @@ def assemble(machine: str, pid: int) -> list[Instruction]:
 
 
 def install(pid: int) -> None:
-    """Put this process under the filter for good; no_new_privs must be set. Raises `OSError` when the kernel refuses."""
+    """Put this process under the filter for good; no_new_privs must be set. Raises `OSError` when refused."""
     program = assemble(platform.machine(), pid)
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(code, len(code))
@@ -127,6 +117,11 @@ def install(pid: int) -> None:
     if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.c_char_p(header), 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"seccomp: {os.strerror(number)}")
+
+
+def _allowed(column: int) -> list[int]:
+    entries = [entry.split() for entry in re.sub("#.*", "", _ALLOWED).split(",")]
+    return [int(entry[1 + column]) for entry in entries if entry[1 + column] != "-"]
 
 
 def _conditions(pid: int) -> Iterator[tuple[tuple[int, int], int, int, tuple[int, ...]]]:

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from . import confinement, landlock
 from .confinement import Allowance
-from .protocol import ConnectionClosed, ProtocolError, receive_frame, send_frame
+from .protocol import ConnectionClosed, ProtocolError, encode_frame, receive_frame, send_frame
 
 DATAGRAM_LIMIT = 4096
 FOLDER_PREFIX = "job-"
@@ -142,6 +142,7 @@ def serve_job(channel: socket.socket, folder: Path, allowance: Allowance, *, loc
         os.chdir(folder)
         os.environ.update(HOME=str(folder), TMPDIR=str(folder))
         confinement.confine(allowance, lock=lock)
+        send_frame(channel, encode_frame({"confined": lock}))  # what goes wrong from here on is the job's doing
         taskset: scoring.Taskset | None = None
         request = first
         while True:
@@ -157,11 +158,12 @@ def serve_job(channel: socket.socket, folder: Path, allowance: Allowance, *, loc
             except scoring.Fault as fault:
                 answer = _fault(fault.code, fault.message, fault.line)
             try:
-                send_frame(channel, answer)
+                frame = encode_frame(answer)
             except ProtocolError as error:
-                send_frame(channel, _fault("output", f"the answer can't be sent: {error}"))
+                frame = encode_frame(_fault("output", f"the answer can't be sent: {error}"))
             except MemoryError:
-                send_frame(channel, _fault("memory", "there is no memory left for the answer"))
+                frame = encode_frame(_fault("memory", "there is no memory left for the answer"))
+            send_frame(channel, frame)
             request = receive_frame(channel)
     except ConnectionClosed:
         status = 0
