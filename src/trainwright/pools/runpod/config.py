@@ -90,7 +90,7 @@ class RunpodConfig(Table):
     image: str = Field(min_length=1)
     """The image of `docker/`, by digest."""
     job_command: list[str] = Field(min_length=1)
-    """What runs a job in the image: reads `$TRAINWRIGHT_JOB`, writes `artifact`, `metrics.jsonl` to `$TRAINWRIGHT_OUT`."""
+    """What runs a job in the image: it reads `$TRAINWRIGHT_JOB` and writes `$TRAINWRIGHT_OUT` (see docs/runpod.md)."""
     job_env: dict[str, str] = {}
     """Environment of that command; everything else is scrubbed."""
     services: dict[str, list[str]] = {}
@@ -138,8 +138,11 @@ class RunpodConfig(Table):
     def _times_fit(self) -> RunpodConfig:
         if self.times.heartbeat * 3 > self.times.lease:
             raise ValueError("times.lease must be at least three heartbeats")
-        if self.times.job + self.times.boot > self.times.pod:
+        longest = max(self.times.job, self.times.evaluation)
+        if self.times.boot + longest + 2 * self.times.lost > self.times.pod:
             raise ValueError("times.pod must have room for one boot and one job")
+        if self.evaluation_pods * len(self.services) >= self.max_pods:
+            raise ValueError("max_pods must leave room for training beside the evaluation pods")
         return self
 
 

@@ -7,7 +7,8 @@ stop the first:
 
 - the **supervisor** (process 1) knows only the lease, the deadline and how to delete the pod; no sockets, no disk;
 - the **server**, its child, speaks HTTP, runs jobs, and passes each renewed lease to the supervisor over a pipe. When
-  it dies the supervisor starts a new one, which reports a new boot id: the controller then knows that its job is gone.
+  it dies the supervisor starts a new one, which knows no jobs: the controller then sees that its job is gone. The
+  boot id is the supervisor's, so a new one proves that the whole container is new and its disk wiped.
 
 A container that exits doesn't end a pod, and Runpod has no time to live, so nothing here ever exits by itself: after
 the lease it deletes the pod (REST v2, with the pod-scoped key that Runpod injects) and repeats until it's dead.
@@ -148,7 +149,8 @@ def supervise(settings: Settings) -> None:
     """
     lease = time.monotonic() + settings.lease_seconds
     deadline = time.monotonic() + settings.deadline - time.time()
-    server, news = start_server(settings, lease, deadline)
+    boot_id = uuid.uuid4().hex
+    server, news = start_server(settings, boot_id, lease, deadline)
     pending = b""
     while (left := min(lease, deadline) - time.monotonic()) > 0:
         ready, _, _ = select.select([news], [], [], min(left, 1.0))
@@ -167,7 +169,7 @@ def supervise(settings: Settings) -> None:
             kill_user(settings.job_uid)
             time.sleep(min(0.5, max(0.0, min(lease, deadline) - time.monotonic())))
             pending = b""
-            server, news = start_server(settings, lease, deadline)
+            server, news = start_server(settings, boot_id, lease, deadline)
     say("the lease or the deadline has passed; deleting this pod")
     with contextlib.suppress(OSError):
         os.kill(server, signal.SIGKILL)
@@ -175,7 +177,7 @@ def supervise(settings: Settings) -> None:
     delete_pod(settings.api_url, settings.pod_id, settings.api_key)
 
 
-def start_server(settings: Settings, lease: float, deadline: float) -> tuple[int, int]:
+def start_server(settings: Settings, boot_id: str, lease: float, deadline: float) -> tuple[int, int]:
     """Fork the server; return its process id and the end of the pipe on which it reports lease and deadline."""
     news, report = os.pipe()
     child = os.fork()
@@ -184,7 +186,7 @@ def start_server(settings: Settings, lease: float, deadline: float) -> tuple[int
         return child, news
     os.close(news)
     try:
-        serve(settings, report, lease, deadline)
+        serve(settings, boot_id, report, lease, deadline)
     except BaseException as error:
         say(f"server failed: {error!r}")
     finally:
@@ -629,9 +631,8 @@ class Service:
 class Agent:
     """Everything the handlers share."""
 
-    def __init__(self, settings: Settings, report: int, lease: float, deadline: float) -> None:
-        self.settings, self.lease, self.deadline = settings, lease, deadline
-        self.boot_id = uuid.uuid4().hex
+    def __init__(self, settings: Settings, boot_id: str, report: int, lease: float, deadline: float) -> None:
+        self.settings, self.boot_id, self.lease, self.deadline = settings, boot_id, lease, deadline
         self.jobs = Jobs(settings)
         self.service = Service(settings)
         self.gpus = gpu_facts()
@@ -778,10 +779,10 @@ class Server(ThreadingHTTPServer):
         """A visitor that hangs up is no news."""
 
 
-def serve(settings: Settings, report: int, lease: float, deadline: float) -> None:
+def serve(settings: Settings, boot_id: str, report: int, lease: float, deadline: float) -> None:
     """Serve until killed."""
     os.umask(0o022)
-    agent = Agent(settings, report, lease, deadline)
+    agent = Agent(settings, boot_id, report, lease, deadline)
     say(f"boot {agent.boot_id}, {len(agent.gpus or [])} GPUs, port {settings.port}")
     Server(agent).serve_forever()
 

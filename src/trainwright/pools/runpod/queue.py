@@ -1,0 +1,96 @@
+"""The queue of work for pods, and which pod takes what."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainwright.pools.runpod.records import JobRow
+
+TRAINING = "training"
+
+
+def pods_wanted(waiting: int, busy: int, limit: int) -> int:
+    """Return how many pods of a role should exist: one for each piece of work, up to a limit."""
+    return min(waiting + busy, limit)
+
+
+def choose(waiting: Sequence[str], own: str, serving: Iterable[str]) -> int:
+    """Return the index of the work a free pod takes next; `waiting` holds trust groups, oldest first, not empty.
+
+    Its own group first, which needs no restart. Else the group with the most waiting work for each pod that serves it,
+    the oldest of equals: pods spread over groups once and stay there, instead of restarting for every job.
+    """
+    if own and own in waiting:
+        return waiting.index(own)
+    pods, work = Counter(serving), Counter(waiting)
+    best = max(work, key=lambda group: (work[group] / (pods[group] + 1), -waiting.index(group)))
+    return waiting.index(best)
+
+
+@dataclass(eq=False)
+class Work:
+    """One job for a pod: training (`job` set) or a trusted evaluation. `files` None: left by an earlier controller."""
+
+    key: str
+    role: str
+    group: str
+    command: list[str]
+    env: Mapping[str, str]
+    wall_seconds: float
+    files: Mapping[str, bytes] | None
+    done: asyncio.Future[Any]
+    job: JobRow | None = None
+    losses: int = 0
+    tries: int = 0
+    queued_at: float = field(default_factory=time.monotonic)
+
+
+class WorkQueue:
+    """Work that waits for a pod, oldest first."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Work] = []
+        self._changed = asyncio.Condition()
+
+    def waiting(self, role: str) -> list[Work]:
+        """Return what waits for pods of a role, oldest first."""
+        return [work for work in self._waiting if work.role == role]
+
+    def roles(self) -> list[str]:
+        """Return the roles for which something waits."""
+        return sorted({work.role for work in self._waiting})
+
+    async def put(self, work: Work) -> None:
+        """Add work, at its old place when it comes back."""
+        async with self._changed:
+            self._waiting.append(work)
+            self._waiting.sort(key=lambda one: one.queued_at)
+            self._changed.notify_all()
+
+    async def take(self, role: str, own: str, serving: Iterable[str], seconds: float) -> Work | None:
+        """Return the next work for a pod, None when none came within so many seconds."""
+        limit = time.monotonic() + seconds
+        async with self._changed:
+            while not (mine := self.waiting(role)):
+                try:
+                    await asyncio.wait_for(self._changed.wait(), max(0.0, limit - time.monotonic()))
+                except TimeoutError:
+                    return None
+            work = mine[choose([one.group for one in mine], own, serving)]
+            self._waiting.remove(work)
+            return work
+
+    def remove(self, work: Work) -> None:
+        """Take work out, wherever it is."""
+        if work in self._waiting:
+            self._waiting.remove(work)
+
+    def drain(self) -> list[Work]:
+        """Take out everything."""
+        drained, self._waiting = self._waiting, []
+        return drained

@@ -1,0 +1,61 @@
+"""The reaper: deletes the pods that nobody owns. It runs at the controller's start, every minute, and from cron.
+
+It only ever touches pods whose name says that they are trainwright's (`names.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from trainwright.pools.runpod.api import Pod, RunpodApi
+from trainwright.pools.runpod.names import PodName
+from trainwright.pools.runpod.records import Records
+
+GRACE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Reaped:
+    """A pod that was deleted, and why."""
+
+    pod: Pod
+    reason: str
+
+
+def overdue(pod: Pod, now: float) -> str:
+    """Return why a pod must go whoever owns it: its own deadline has passed. Empty when it may stay."""
+    name = PodName.parse(pod.name)
+    return "past its deadline" if name and now > name.deadline + GRACE_SECONDS else ""
+
+
+def unowned(pod: Pod, records: Records) -> str:
+    """Return why a pod of this run folder must go: no row stands for it. Empty when it may stay."""
+    name = PodName.parse(pod.name)
+    if name is None or name.owner != records.owner:
+        return ""
+    row = next((row for row in records.live() if row.name == pod.name), None)
+    if row is None:
+        return "no row stands for it"
+    return "the twin of another pod" if row.pod_id and row.pod_id != pod.id else ""
+
+
+async def sweep(api: RunpodApi, pods: Sequence[Pod], reason_of: Callable[[Pod], str]) -> list[Reaped]:
+    """Delete every pod that has a reason to go; raise `RunpodError` at the first that can't be deleted."""
+    reaped = []
+    for pod in pods:
+        if pod.status != "TERMINATED" and PodName.parse(pod.name) and (reason := reason_of(pod)):
+            await api.delete(pod.id)
+            reaped.append(Reaped(pod, reason))
+    return reaped
+
+
+def age(pod: Pod, now: float | None = None) -> float:
+    """Return the seconds since a pod was created; 0 when the API doesn't say."""
+    try:
+        created = datetime.fromisoformat(pod.created_at.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return 0.0
+    return max(0.0, (time.time() if now is None else now) - created)
