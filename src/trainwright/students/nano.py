@@ -156,12 +156,18 @@ class NanoStudent:
 
     # Sampling and log-probabilities
 
-    @torch.no_grad()
     def sample(
         self, prompts: Sequence[Sequence[int]], *, temperature: float, max_tokens: int, generator: torch.Generator
     ) -> Completions:
         """See `Student.sample`. The uniform number of (token position, prompt index) depends on the generator only,
         so that two sets of weights are compared on common random numbers."""
+        with torch.inference_mode():
+            parts = self._sample(prompts, temperature, max_tokens, generator)
+        return Completions(*(part.clone() for part in parts))  # a clone may take part in a backward pass
+
+    def _sample(
+        self, prompts: Sequence[Sequence[int]], temperature: float, max_tokens: int, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         config, count = self.config, len(prompts)
         uniforms_TB1 = torch.rand(max_tokens, count, 1, generator=generator)
         ids_GP, padding_GP, members = _groups(prompts, max_tokens)
@@ -174,7 +180,7 @@ class NanoStudent:
         # Positions are cache columns: rotary attention sees only differences, so left padding shifts nothing.
         turns = self._turns[:prompt_length].repeat(groups, 1, 1, 1)
         bias_GPP = (~_causal(prompt_length) | padding_GP[:, None]) * MASKED
-        x_GH = network.hidden(ids_GP, turns, bias_GPP, cache)[:, -1]
+        x_GH = network.hidden(ids_GP, turns, bias_GPP, prompt_length - 1, cache)[:, 0]
         logits_BV = network.logits(x_GH).repeat_interleave(members, 0)
         # Step t adds `members` columns, one a member; a member sees the prompt and its own.
         other_KS = (~torch.eye(members, dtype=torch.bool)).repeat(1, max_tokens)
@@ -201,7 +207,7 @@ class NanoStudent:
         tokens_TB = tokens_TB[: step + 1]
         mask_BT = _mask(tokens_TB.t())
         logprobs_TB = logits_TBV[: step + 1].log_softmax(-1).gather(-1, tokens_TB[..., None])[..., 0]
-        return Completions(torch.where(mask_BT > 0, tokens_TB.t(), PAD), mask_BT, logprobs_TB.t() * mask_BT, ended_B)
+        return torch.where(mask_BT > 0, tokens_TB.t(), PAD), mask_BT, logprobs_TB.t() * mask_BT, ended_B
 
     def logprobs(
         self, prompts: Sequence[Sequence[int]], tokens_BT: Tensor, *, temperature: float
@@ -230,12 +236,13 @@ class NanoStudent:
         forbidden[:, :, :prompt_length] = padding_GP[:, None, :] | ~_causal(packed_length)[:, :prompt_length]
 
         # The first token of each member is predicted at the last prompt column, the others at the one before them.
-        source_BT = torch.full((count, length), prompt_length - 1)
-        source_BT[:, 1:] = column_GM.view(count, length - 1)
-        source_BT += torch.arange(groups).repeat_interleave(members)[:, None] * packed_length
+        source_BT = torch.zeros(count, length, dtype=torch.long)
+        source_BT[:, 1:] = column_GM.view(count, length - 1) - (prompt_length - 1)
+        kept = packed_length - (prompt_length - 1)
+        source_BT += torch.arange(groups).repeat_interleave(members)[:, None] * kept
 
         network = self._network(temperature)
-        x_GSH = network.hidden(ids_GS, self._turns[positions_GS.flatten()], forbidden * MASKED)
+        x_GSH = network.hidden(ids_GS, self._turns[positions_GS.flatten()], forbidden * MASKED, prompt_length - 1)
         x_NH = x_GSH.flatten(0, 1)[source_BT[mask_BT]]
         logprobs_NV = network.logits(x_NH).log_softmax(-1)
         logprobs_BT = torch.zeros(count, length)
@@ -261,16 +268,17 @@ def _decode(
     members = len(ids_B) // groups
     stop = start + members
     bias = bias[:, :, :stop]
-    x_BH = torch.nn.functional.embedding(ids_B, network.embed)
-    for layer, (keys, values) in zip(network.layers, cache, strict=True):
-        q, k, v = (t.view(groups, members, heads, head_dim).transpose(1, 2) for t in network.project(layer, x_BH, turn))
+    x_BH = network.embedded(ids_B)
+    for index, (keys, values) in enumerate(cache):
+        projected = network.project(index, ids_B, x_BH, turn)
+        q, k, v = (part.view(groups, members, heads, head_dim).transpose(1, 2) for part in projected)
         keys[:, :, start:stop] = k
         values[:, :, start:stop] = v
         q = q.reshape(groups * heads, members, head_dim)
         scores = torch.baddbmm(bias, q, keys.flatten(0, 1)[:, :stop].transpose(1, 2))
         attended = torch.bmm(scores.softmax(-1), values.flatten(0, 1)[:, :stop])
         joined = attended.view(groups, heads, members, head_dim).transpose(1, 2).reshape(len(ids_B), -1)
-        x_BH = network.finish(layer, x_BH, joined)
+        x_BH = network.finish(index, x_BH, joined)
     return x_BH
 
 

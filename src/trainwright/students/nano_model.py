@@ -16,7 +16,7 @@ Letters for shapes: G groups, S positions of a packed sequence, H hidden, A head
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -218,6 +218,9 @@ class Network:
         self.embed = weights["embed"]
         self.head = (weights["embed"] * (weights["norm"] * (config.hidden**0.5 / temperature))).t()
         self._root_eps = {n: torch.tensor((n * config.rms_norm_eps) ** 0.5) for n in (config.hidden, config.head_dim)}
+        # What the first layer makes of a token before it is turned depends on the token alone: a table, not a product.
+        qk, v = self._project(self.layers[0], self.embed)
+        self._first_VQ = torch.cat([qk.flatten(1), v.flatten(1)], 1)
 
     def _norm(self, x: Tensor) -> Tensor:
         root_eps = self._root_eps[x.shape[-1]]
@@ -226,48 +229,66 @@ class Network:
         normalised: Tensor = _UnitNorm.apply(x, root_eps)  # type: ignore[no-untyped-call]
         return normalised
 
-    def project(self, layer: Layer, x_NH: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values (N, heads, head_dim) of the residual stream, the first two turned.
+    def _project(self, layer: Layer, x_NH: Tensor) -> tuple[Tensor, Tensor]:
+        qkv = torch.mm(self._norm(x_NH), layer.qkv).view(-1, 3, self.config.heads, self.config.head_dim)
+        return self._norm(qkv[:, :2]) * layer.qk_norm, qkv[:, 2]
+
+    def embedded(self, ids_N: Tensor) -> Tensor:
+        """Return the residual stream (N, H) before the first layer."""
+        return self.embed.index_select(0, ids_N)
+
+    def project(self, index: int, ids_N: Tensor, x_NH: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values (N, heads, head_dim) of layer `index`, the first two turned.
 
         `turns` (N or 1, 1, 1, head_dim / 2) are the rows of `rotary_turns` at the tokens' positions.
         """
         heads, head_dim = self.config.heads, self.config.head_dim
-        qkv = torch.mm(self._norm(x_NH), layer.qkv).view(-1, 3, heads, head_dim)
-        qk = self._norm(qkv[:, :2]) * layer.qk_norm
-        qk = torch.view_as_real(torch.view_as_complex(qk.view(-1, 2, heads, head_dim // 2, 2)) * turns).flatten(-2)
-        return qk[:, 0], qk[:, 1], qkv[:, 2]
+        if index:
+            qk, v = self._project(self.layers[index], x_NH)
+        else:
+            qkv = self._first_VQ.index_select(0, ids_N).view(-1, 3, heads, head_dim)
+            qk, v = qkv[:, :2], qkv[:, 2]
+        qk = torch.view_as_real(torch.view_as_complex(qk.unflatten(-1, (-1, 2))) * turns).flatten(-2)  # type: ignore[no-untyped-call]
+        return qk[:, 0], qk[:, 1], v
 
-    def finish(self, layer: Layer, x_NH: Tensor, attended_NA: Tensor) -> Tensor:
-        """Return the residual stream after the attention output and the feed-forward."""
+    def finish(self, index: int, x_NH: Tensor, attended_NA: Tensor) -> Tensor:
+        """Return the residual stream after the attention output and the feed-forward of layer `index`."""
+        layer = self.layers[index]
         x_NH = x_NH + torch.mm(attended_NA, layer.out)
         gate, up = torch.mm(self._norm(x_NH), layer.gate_up).chunk(2, -1)
         return x_NH + torch.mm(F.silu(gate) * up, layer.down)
 
     def hidden(
-        self, ids_GS: Tensor, turns: Tensor, bias_GSS: Tensor, cache: list[tuple[Tensor, Tensor]] | None = None
+        self,
+        ids_GS: Tensor,
+        turns: Tensor,
+        bias_GSS: Tensor,
+        start: int,
+        cache: Sequence[tuple[Tensor, Tensor]] | None = None,
     ) -> Tensor:
-        """Return the last hidden states (G, S, H), before the final norm, of whole sequences.
+        """Return the last hidden states (G, S - start, H), before the final norm, of the positions from `start` on.
 
         `turns` as in `project` for N = G x S; `bias_GSS` is added to the scores. A `cache` receives each layer's keys
         and values (G, heads, S, head_dim) in its first S positions.
         """
         groups, length = ids_GS.shape
         heads, head_dim = self.config.heads, self.config.head_dim
-        bias = bias_GSS.repeat_interleave(heads, 0)
-        x_NH = F.embedding(ids_GS.flatten(), self.embed)
-        for index, layer in enumerate(self.layers):
-            by_head = [
-                t.view(groups, length, heads, head_dim).transpose(1, 2) for t in self.project(layer, x_NH, turns)
-            ]
+        bias, ids_N = bias_GSS.repeat_interleave(heads, 0), ids_GS.flatten()
+        x_NH = self.embedded(ids_N)
+        for index in range(len(self.layers)):
+            projected = self.project(index, ids_N, x_NH, turns)
+            q, k, v = (part.view(groups, length, heads, head_dim).transpose(1, 2) for part in projected)
             if cache is not None:
-                for stored, fresh in zip(cache[index], by_head[1:], strict=True):
-                    stored[:, :, :length] = fresh
-            q, k, v = (t.reshape(groups * heads, length, head_dim) for t in by_head)
+                cache[index][0][:, :, :length] = k
+                cache[index][1][:, :, :length] = v
+            if index == len(self.layers) - 1:  # the positions before `start` have served as keys and values
+                q, bias = q[:, :, start:], bias[:, start:]
+                x_NH = x_NH.view(groups, length, -1)[:, start:].flatten(0, 1)
+            q, k, v = (part.flatten(0, 1) for part in (q, k, v))
             attended = torch.bmm(torch.baddbmm(bias, q, k.transpose(1, 2)).softmax(-1), v)
-            x_NH = self.finish(
-                layer, x_NH, attended.view(groups, heads, length, head_dim).transpose(1, 2).flatten(2).flatten(0, 1)
-            )
-        return x_NH.view(groups, length, -1)
+            attended = attended.unflatten(0, (groups, heads)).transpose(1, 2).flatten(2)  # type: ignore[no-untyped-call]
+            x_NH = self.finish(index, x_NH, attended.flatten(0, 1))
+        return x_NH.view(groups, length - start, -1)
 
     def logits(self, x_NH: Tensor) -> Tensor:
         """Return logits (N, V) divided by the temperature, from last hidden states."""
