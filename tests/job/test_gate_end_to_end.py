@@ -120,7 +120,7 @@ __all__ = ["Problems"]
         ("range(1000)", "range(0)", "no_rows"),
         ("range(1000)", "range(1)", "rows_few"),
         ("reverse this word: {word}", "reverse", "rows_equal"),
-        ("reverse this word: {word}", "{word * 1_000_000}", "bad_row"),
+        ("reverse this word: {word}", "{word * 1_000_000}", "row_too_large"),
         ("range(1000)", "missing", "load_raised"),
         ("import random\n", "import random\nx = missing\n", "import_error"),
     ],

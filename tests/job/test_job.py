@@ -3,8 +3,6 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -133,21 +131,13 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, job: Job, monkeypatch: py
     assert os.listdir(tmp_path) == []
 
 
-def test_the_written_package_exports_the_taskset(tmp_path: Path, job: Job) -> None:
-    job.write(tmp_path / "written_job")
-    code = "import written_job as job; print(job.__all__, job.Problems.__mro__[1].__name__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.stdout.strip() == "['Problems'] Taskset", done.stderr
-
-
 def test_the_written_package_is_what_the_loader_of_verifiers_wants(
     tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaders = importlib.import_module("verifiers.v1.utils.loaders")
     job.write(tmp_path / "a_written_job")
     monkeypatch.syspath_prepend(tmp_path)
+    assert loaders.taskset_class("a-written-job").__name__ == "Problems"
     config = loaders.taskset_config_type("a-written-job")(id="a-written-job")
     rows = list(loaders.load_taskset(config).take(3))
     assert [row.data.idx for row in rows] == [0, 1, 2]

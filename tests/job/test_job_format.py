@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import trainwright.job
-from trainwright.environment.client import REASONS, Limits
+from trainwright.environment.answers import REASONS
+from trainwright.environment.client import Limits
 from trainwright.job import gate
 from trainwright.job.answer import ANSWER_LIMIT
 from trainwright.job.hyperparameters import hyperparameter_table

@@ -48,6 +48,7 @@ def test_accepts_the_documented_job(source: str) -> None:
         ("(vf.Taskset[Problem, vf.TasksetConfig])", "(vf.Taskset)"),
         ("correct(self, trace: vf.Trace)", "correct(self)"),
         ("correct(self, trace: vf.Trace)", "correct(self, trace, task, scale=1, *, power=2)"),
+        ("import random", "import random\nfor input, exit in [(1, 2)]:\n    print(input, exit)"),
         ("import random", 'import random\nBACKSLASH = "\\d"'),
     ],
 )

@@ -131,7 +131,8 @@ def _parse(source: str) -> ast.Module:
             tree = ast.parse(source, ENVIRONMENT)
             compile(tree, ENVIRONMENT, "exec", dont_inherit=True)  # finds `return` outside a function and the like
     except SyntaxError as error:
-        raise JobRejected("syntax", f"Python can't read this: {error.msg}.", ENVIRONMENT, error.lineno or 0) from None
+        message = f"Python can't read this: {error.msg.rstrip('.?')}."
+        raise JobRejected("syntax", message, ENVIRONMENT, error.lineno or 0) from None
     except (ValueError, RecursionError, MemoryError):
         raise _reject("syntax", "An expression is nested too deep; write it as several statements.") from None
     return tree
@@ -183,8 +184,9 @@ def _check_imports(tree: ast.Module) -> None:
 
 
 def _check_names(tree: ast.Module, verifiers: _Verifiers) -> None:
+    forbidden = FORBIDDEN_NAMES - _bound(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and node.id in FORBIDDEN_NAMES and isinstance(node.ctx, ast.Load):
+        if isinstance(node, ast.Name) and node.id in forbidden:
             raise _reject("name", f"{node.id} is not allowed; compute the value in plain Python.", node)
         if isinstance(node, ast.Attribute) and node.attr in FORBIDDEN_ATTRIBUTES:
             raise _reject("name", f"{node.attr} is not allowed; compute the value in plain Python.", node)
@@ -198,6 +200,12 @@ def _check_names(tree: ast.Module, verifiers: _Verifiers) -> None:
                 close = difflib.get_close_matches(name, VERIFIERS_NAMES, n=1)
                 hint = f"did you mean vf.{close[0]}?" if close else f"use only {', '.join(sorted(VERIFIERS_NAMES))}."
                 raise _reject("verifiers_name", f"vf.{name} is not part of a job's verifiers API; {hint}", node)
+
+
+def _bound(tree: ast.Module) -> set[str]:
+    """Return the names that the module gives a meaning of its own, such as an argument named `input`."""
+    stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    return stored | {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
 
 
 def _check_taskset(tree: ast.Module, verifiers: _Verifiers) -> None:
