@@ -14,6 +14,7 @@ WORLD = World(
         quartz quiver radish raven ribbon saddle saffron sandal satchel scarlet shovel sparrow spindle stadium
         sycamore tavern thimble thunder timber tornado trumpet turnip velvet violin walnut willow wizard"""
     ),
+    letters_share=0.4,
     lengths=(10, 24),
     wordings={
         "reverse": (

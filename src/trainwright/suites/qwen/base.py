@@ -125,7 +125,21 @@ class QwenFamily(Generic[World]):
     def hidden_items(self, task: Task, seed: int, count: int) -> list[Item]:
         """Return `count` distinct items; raise `ConfigError` where the hidden package is not installed."""
         rng = random.Random(derive_seed(seed, "hidden", task.key))
-        return self._distinct(task.parameters, self._hidden_world(), rng, count)
+        return self._distinct(task.parameters, self.hidden_world(), rng, count)
+
+    def hidden_world(self) -> World:
+        """Return the world of the hidden benchmark; raise `ConfigError` where it is not installed."""
+        try:
+            module = importlib.import_module(f"{HIDDEN_PACKAGE}.{self.topic}")
+        except ModuleNotFoundError as error:
+            if error.name is None or not error.name.startswith(HIDDEN_PACKAGE):
+                raise
+            raise ConfigError(
+                f"the hidden benchmark of {self.name} is not installed here (no module {error.name}); "
+                "draw hidden items where the whole distribution is installed, never in a sandbox or on a pod"
+            ) from None
+        world: World = module.WORLD
+        return world
 
     def score(self, item: Item, reply: str) -> float:
         """Return 1.0 when the only answer block is right, else 0.0."""
@@ -150,19 +164,6 @@ class QwenFamily(Generic[World]):
         }
         environment = environment_text(self.topic, task.parameters, self.partial_credit)
         return Job({"environment.py": environment, "train.toml": tomli_w.dumps(train)})
-
-    def _hidden_world(self) -> World:
-        try:
-            module = importlib.import_module(f"{HIDDEN_PACKAGE}.{self.topic}")
-        except ModuleNotFoundError as error:
-            if error.name is None or not error.name.startswith(HIDDEN_PACKAGE):
-                raise
-            raise ConfigError(
-                f"the hidden benchmark of {self.name} is not installed here (no module {error.name}); "
-                "draw hidden items where the whole distribution is installed, never in a sandbox or on a pod"
-            ) from None
-        world: World = module.WORLD
-        return world
 
     def _distinct(self, parameters: Parameters, world: World, rng: random.Random, count: int) -> list[Item]:
         found: dict[str, Item] = {}

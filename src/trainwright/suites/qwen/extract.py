@@ -123,7 +123,7 @@ def partial_credit(answer: str, reply: str) -> float:
         return 0.1
     wanted = json.loads(answer)
     right = sum(key in given and json.dumps(given[key]) == json.dumps(wanted[key]) for key in wanted)
-    return 0.2 + 0.8 * right / len(wanted.keys() | given.keys())
+    return (2 + 8 * right / len(wanted.keys() | given.keys())) / 10
 
 
 class Extract(QwenFamily[World]):

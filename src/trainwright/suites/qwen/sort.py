@@ -100,7 +100,7 @@ def partial_credit(answer: str, reply: str) -> float:
         return 0.1
     places = [names.index(name) for name in given]
     pairs = [a < b for i, a in enumerate(places) for b in places[i + 1 :]]
-    return 0.1 + 0.9 * sum(pairs) / len(pairs)
+    return (1 + 9 * sum(pairs) / len(pairs)) / 10
 
 
 class Sort(QwenFamily[World]):

@@ -170,7 +170,7 @@ def partial_credit(answer: str, reply: str) -> float:
         if call["name"] == right["name"]:
             same = json.dumps(call["arguments"], sort_keys=True) == json.dumps(right["arguments"], sort_keys=True)
             credit += 1.0 if same else 0.5
-    return 0.2 + 0.8 * credit / max(len(given), len(wanted))
+    return (2 + 8 * credit / max(len(given), len(wanted))) / 10
 
 
 class Tools(QwenFamily[World]):

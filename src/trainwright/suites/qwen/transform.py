@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from string import ascii_lowercase
 
 from trainwright.suites.family import Item
 from trainwright.suites.qwen.answers import REPLY_FORMAT
@@ -24,9 +25,14 @@ SPACED = {"reverse", "words", "vowels"}
 
 @dataclass(frozen=True)
 class World:
-    """How items look. A wording has `{count}` where its rule takes a number; a text has `lengths` characters."""
+    """How items look.
+
+    A wording has `{count}` where its rule takes a number. A text has `lengths` characters; `letters_share` of its words
+    are random letters.
+    """
 
     words: tuple[str, ...]
+    letters_share: float
     lengths: tuple[int, int]
     wordings: Mapping[str, tuple[str, ...]]
     pairs: tuple[tuple[str, str], ...]
@@ -42,6 +48,7 @@ WORLD = World(
         mirror monkey morning mountain number orange paper pencil pepper planet pocket potato rabbit river rocket
         school shadow silver spider spring summer table tiger tomato tunnel village water winter yellow zebra"""
     ),
+    letters_share=0.1,
     lengths=(4, 12),
     wordings={
         "reverse": ("write the text backwards", "reverse the order of the characters"),
@@ -85,7 +92,7 @@ def partial_credit(answer: str, reply: str) -> float:
         return 0.0
     given = reply.partition("<answer>")[2].partition("</answer>")[0].strip()
     same = sum(a == b for a, b in zip(answer, given, strict=False))
-    return 0.1 + 0.9 * same / max(len(answer), len(given))
+    return (1 + 9 * same / max(len(answer), len(given))) / 10
 
 
 class Transform(QwenFamily[World]):
@@ -143,11 +150,17 @@ def draw_text(rules: tuple[str, ...], world: World, rng: random.Random) -> str:
     elif rng.random() < 0.5:
         separator, parts = "", 1
     else:
-        return "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(shortest, (shortest + longest) // 2)))
+        return draw_letters(rng.randint(shortest, (shortest + longest) // 2), rng)
     while True:
         length = rng.randint(shortest, longest)
-        words = rng.choices(world.words, k=parts)
-        while len(separator.join(words)) < length:
-            words.append(rng.choice(world.words))
+        words: list[str] = []
+        while len(words) < parts or len(separator.join(words)) < length:
+            letters = rng.random() < world.letters_share
+            words.append(draw_letters(rng.randint(3, 8), rng) if letters else rng.choice(world.words))
         if len(separator.join(words)) <= longest:
             return separator.join(words)
+
+
+def draw_letters(length: int, rng: random.Random) -> str:
+    """Return random letters that begin with a consonant, so that a word without its vowels is still one."""
+    return rng.choice("bcdfghjklmnpqrstvwxyz") + "".join(rng.choices(ascii_lowercase, k=length - 1))

@@ -216,7 +216,7 @@ def partial_credit(answer: str, reply: str) -> float:
     given = [part.strip() for part in reply.partition("<answer>")[2].partition("</answer>")[0].split("|")]
     if len(given) != 3:
         return 0.0
-    return 0.1 + 0.3 * sum(a == b for a, b in zip(given, answer.split(" | "), strict=True))
+    return (1 + 3 * sum(a == b for a, b in zip(given, answer.split(" | "), strict=True))) / 10
 
 
 class Triage(QwenFamily[World]):
