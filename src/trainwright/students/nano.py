@@ -22,7 +22,6 @@ from trainwright.students.nano_model import (
     NanoConfig,
     Network,
     Weights,
-    check_tensors,
     from_state_dict,
     random_weights,
     rotary_turns,
@@ -123,33 +122,29 @@ class NanoStudent:
         return to_state_dict(weights)
 
     def save(self) -> bytes:
-        """Return the adapter under PEFT's names, its rank, alpha and target in the metadata; else all weights."""
-        if self._adapter is None:
-            return bytes(safetensors.torch.save(self.state_dict(), {"student": self.name}))
+        """Return the adapter under PEFT's names, with its rank, alpha and target as metadata; else all weights.
+
+        The same weights give the same bytes (safetensors writes several metadata keys in any order: there is one).
+        """
         adapter = self._adapter
-        metadata = {"rank": str(adapter.rank), "alpha": str(adapter.alpha), "target": adapter.target}
-        return bytes(safetensors.torch.save(adapter.state_dict(), {"student": self.name} | metadata))
+        state = self.state_dict() if adapter is None else adapter.state_dict()
+        facts = {"student": self.name} | ({} if adapter is None else adapter.facts())
+        return bytes(safetensors.torch.save(state, {"trainwright": json.dumps(facts)}))
 
     def load(self, data: bytes) -> None:
         """Load what `save` returned; raise `ValueError` when it does not fit or holds a value that is not finite."""
         try:
             state = safetensors.torch.load(data)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        except (safetensors.SafetensorError, ValueError) as error:
-            raise ValueError(f"not safetensors: {error}") from error
-        metadata = header.get("__metadata__", {})
-        if metadata.get("student") != self.name:
-            raise ValueError(f"weights do not fit {self.name}: they are of {metadata.get('student')!r}")
-        if "rank" not in metadata:
+            facts = dict(json.loads(header["__metadata__"]["trainwright"]))
+        except (safetensors.SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"not the saved weights of a student: {error!r}") from error
+        if facts.get("student") != self.name:
+            raise ValueError(f"weights do not fit {self.name}: they are of {facts.get('student')!r}")
+        if "rank" in facts:
+            self._adapter = Adapter.read(self.config, state, facts)
+        else:
             self._weights, self._adapter = from_state_dict(self.config, state), None
-            return
-        try:
-            adapter = Adapter(self.config, int(metadata["rank"]), float(metadata["alpha"]), metadata["target"], seed=0)
-        except (KeyError, ValueError, ZeroDivisionError, RuntimeError) as error:
-            raise ValueError(f"weights do not fit {self.name}: bad adapter metadata {metadata}") from error
-        check_tensors(state, {name: tensor.shape for name, tensor in adapter.state_dict().items()}, self.name)
-        adapter.load_state_dict(state)
-        self._adapter = adapter
 
     def _network(self, temperature: float) -> Network:
         return Network(self.config, self._weights, self._adapter, temperature)

@@ -108,7 +108,7 @@ def check_tensors(found: Mapping[str, Tensor], expected: Mapping[str, torch.Size
     """Raise `ValueError` unless `found` has exactly the expected names, shapes, type float32 and finite values."""
     if odd := sorted(found.keys() ^ expected.keys()):
         raise ValueError(f"weights do not fit {owner}: {odd[0]!r} is {'missing' if odd[0] in expected else 'unknown'}")
-    for name, tensor in found.items():
+    for name, tensor in sorted(found.items()):
         if tensor.shape != expected[name] or tensor.dtype != torch.float32:
             raise ValueError(
                 f"weights do not fit {owner}: {name!r} is {tuple(tensor.shape)} {tensor.dtype}, "
@@ -147,17 +147,34 @@ class Adapter:
             for kind, tensor in zip("AB", pair, strict=True):
                 for layer, matrices in enumerate(tensor.detach().unbind()):
                     for name, matrix in zip(STACKS[stack], matrices.unbind(), strict=True):
-                        state[f"base_model.model.model.layers.{layer}.{name}.lora_{kind}.weight"] = matrix.clone()
+                        state[_peft_name(layer, name, kind)] = matrix.clone()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copy the factors from what `state_dict` returned."""
-        with torch.no_grad():
-            for stack, pair in self.factors.items():
-                for kind, tensor in zip("AB", pair, strict=True):
-                    for layer, matrices in enumerate(tensor.unbind()):
-                        for name, matrix in zip(STACKS[stack], matrices.unbind(), strict=True):
-                            matrix.copy_(state[f"base_model.model.model.layers.{layer}.{name}.lora_{kind}.weight"])
+    def facts(self) -> dict[str, Any]:
+        """Return what `read` needs besides the factors."""
+        return {"rank": self.rank, "alpha": self.alpha, "target": self.target}
+
+    @classmethod
+    def read(cls, config: NanoConfig, state: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Adapter:
+        """Return the adapter of a `state_dict` and its `facts`; raise `ValueError` when they don't fit."""
+        try:
+            rank, alpha, target = int(facts["rank"]), float(facts["alpha"]), str(facts["target"])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"weights do not fit {config.name}: bad adapter facts {str(facts)[:200]}") from error
+        if target not in TARGETS or not math.isfinite(alpha) or not any(rank in t.shape for t in state.values()):
+            raise ValueError(f"weights do not fit {config.name}: bad adapter facts {str(facts)[:200]}")
+        adapter = cls(config, rank, alpha, target, seed=0)
+        check_tensors(state, {name: tensor.shape for name, tensor in adapter.state_dict().items()}, config.name)
+        for stack, pair in adapter.factors.items():
+            for kind, tensor in zip("AB", pair, strict=True):
+                for layer, matrices in enumerate(tensor.data.unbind()):
+                    for name, matrix in zip(STACKS[stack], matrices.unbind(), strict=True):
+                        matrix.copy_(state[_peft_name(layer, name, kind)])
+        return adapter
+
+
+def _peft_name(layer: int, name: str, kind: str) -> str:
+    return f"base_model.model.model.layers.{layer}.{name}.lora_{kind}.weight"
 
 
 class _UnitNorm(torch.autograd.Function):
