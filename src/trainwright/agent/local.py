@@ -1,0 +1,172 @@
+"""The nano agent: a tiny Qwen3-architecture language model on this machine, behind the `Policy` protocol.
+
+Sampling uses no state but weights and the seed it is given, so a probe never disturbs training. The update is the
+clipped importance ratio (PPO, arXiv:1707.06347) over the answer's tokens, with the sampler's log-probabilities as old
+ones and group-relative advantages (arXiv:2402.03300); the loss is a mean over the tokens of the batch.
+
+Letters for shapes: B answers, T tokens of an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from tokenizers import Tokenizer
+
+from trainwright.agent.policy import Completion, Example
+from trainwright.agent.tokenizer import END
+from trainwright.config import AgentConfig
+from trainwright.engines.torch_grpo import clipped_objective
+from trainwright.errors import ConfigError
+from trainwright.messages import Message
+from trainwright.students.nano import NanoStudent
+from trainwright.students.nano_model import NanoConfig, random_weights, to_state_dict
+
+VOCABULARY = 768
+CONTEXT = 1024
+NANO_AGENT = NanoConfig(
+    "nano-agent", hidden=128, layers=3, heads=4, head_dim=32, intermediate=352, vocab=VOCABULARY, context=CONTEXT
+)
+MAX_GRAD_NORM = 1.0
+
+
+def trainable_model(weights: bytes | None = None, seed: int = 0) -> NanoStudent:
+    """Return the agent's model with every weight trainable: random ones from a seed, or what its `save` wrote.
+
+    Raises `ValueError` when the bytes do not fit.
+    """
+    model = NanoStudent(NANO_AGENT, to_state_dict(random_weights(NANO_AGENT, seed)))
+    if weights is not None:
+        model.load(weights)
+        model = NanoStudent(NANO_AGENT, model.state_dict())
+    model.add_adapter(0, 0.0, "all", 0)
+    return model
+
+
+class LocalPolicy:
+    """A policy of torch weights, a tokenizer and an AdamW optimizer. Implements `Policy`."""
+
+    name = "nano-agent"
+
+    def __init__(self, tokenizer: Tokenizer, weights: bytes, config: AgentConfig) -> None:
+        self.tokenizer = tokenizer
+        self.config = config
+        self._set_weights(weights)
+
+    def _set_weights(self, weights: bytes) -> None:
+        self.model = trainable_model(weights)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=self.config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
+
+    def encode(self, conversation: Sequence[Message]) -> list[int]:
+        """Return prompt tokens: each message's text and an end token, the oldest cut where the context is too small."""
+        tokens: list[int] = []
+        for message in conversation:
+            tokens += [*self.tokenizer.encode(message["content"]).ids, END]
+        return tokens[-(CONTEXT - self.config.max_tokens) :]
+
+    async def sample(self, conversations: Sequence[Sequence[Message]], seed: int) -> list[Completion]:
+        """Return one answer a conversation; equal conversations should stand together, their prompt is read once."""
+        return await asyncio.to_thread(self._sample, [self.encode(one) for one in conversations], seed)
+
+    def _sample(self, prompts: list[list[int]], seed: int) -> list[Completion]:
+        sampled = self.model.sample(
+            prompts,
+            temperature=self.config.temperature,
+            max_tokens=self.config.max_tokens,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        lengths = sampled.mask_BT.sum(1).long().tolist()
+        completions = []
+        for row, length in enumerate(lengths):
+            tokens = sampled.tokens_BT[row, :length].tolist()
+            completions.append(
+                Completion(
+                    text=self.tokenizer.decode([token for token in tokens if token != END]),
+                    prompt_tokens=prompts[row],
+                    tokens=tokens,
+                    logprobs=sampled.logprobs_BT[row, :length].tolist(),
+                    finished=bool(sampled.finished_B[row]),
+                )
+            )
+        return completions
+
+    async def update(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Take `epochs` clipped policy-gradient steps on the batch; equal prompts should stand together."""
+        return await asyncio.to_thread(self._update, examples)
+
+    def _update(self, examples: Sequence[Example]) -> dict[str, float]:
+        prompts = [example.completion.prompt_tokens for example in examples]
+        longest = max(len(example.completion.tokens) for example in examples)
+        tokens_BT = torch.full((len(examples), longest), 0)
+        old_BT, mask_BT = torch.zeros(len(examples), longest), torch.zeros(len(examples), longest)
+        for row, example in enumerate(examples):
+            length = len(example.completion.tokens)
+            tokens_BT[row, :length] = torch.tensor(example.completion.tokens)
+            old_BT[row, :length] = torch.tensor(example.completion.logprobs)
+            mask_BT[row, :length] = 1.0
+        advantages_B = torch.tensor([example.advantage for example in examples])
+        count = mask_BT.sum()
+        metrics: dict[str, float] = {}
+        for epoch in range(self.config.epochs):
+            logprobs_BT, entropy_BT = self.model.logprobs(prompts, tokens_BT, temperature=self.config.temperature)
+            loss, clipped = clipped_objective(logprobs_BT, old_BT, advantages_B, mask_BT)
+            self.optimizer.zero_grad()
+            torch.autograd.backward(loss / count)
+            grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM))
+            if not math.isfinite(grad_norm):
+                raise FloatingPointError(f"the policy's gradient is {grad_norm}; lower agent.learning_rate")
+            self.optimizer.step()
+            if epoch == 0:  # before any step: this difference is the sampler's mismatch, not the update
+                metrics["logprob_mismatch"] = float(((logprobs_BT.detach() - old_BT).abs() * mask_BT).max())
+                metrics["entropy"] = float(entropy_BT.sum() / count)
+            metrics["loss"] = float(loss.detach() / count)
+            metrics["clip_share"] = float(clipped / count)
+            metrics["kl"] = float(((old_BT - logprobs_BT.detach()) * mask_BT).sum() / count)
+            metrics["grad_norm"] = grad_norm
+        metrics["tokens"] = float(count)
+        return metrics
+
+    def save(self, folder: Path) -> None:
+        """Write weights, tokenizer and optimizer state; the folder appears whole or not at all."""
+        partial = folder.with_name(f".{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        (partial / "model.safetensors").write_bytes(self.model.save())
+        self.tokenizer.save(str(partial / "tokenizer.json"))
+        state = self.optimizer.state_dict()["state"]
+        tensors = {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}
+        (partial / "optimizer.safetensors").write_bytes(safetensors.torch.save(tensors))
+        (partial / "policy.json").write_text(json.dumps({"name": self.name, "config": self.config.model_dump()}))
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+
+    def load(self, folder: Path) -> None:
+        """Restore a saved policy in place, optimizer included; raise `ConfigError` when the folder does not fit."""
+        try:
+            weights = (folder / "model.safetensors").read_bytes()
+            tensors = safetensors.torch.load((folder / "optimizer.safetensors").read_bytes())
+            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self._set_weights(weights)
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise ConfigError(f"{folder}: not a checkpoint of {self.name}: {error}") from None
+        self._restore_optimizer(tensors)
+
+    def _restore_optimizer(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        state: dict[int, dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            index, key = name.split(".", 1)
+            state.setdefault(int(index), {})[key] = tensor
+        full = self.optimizer.state_dict()
+        self.optimizer.load_state_dict({"state": state, "param_groups": full["param_groups"]})
+
+    async def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,64 @@
+"""The user's cache folder: base students, reference scores, warm-started agents. All of it can be rebuilt."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+
+from trainwright.errors import ConfigError
+
+
+def cache_folder() -> Path:
+    """Return the cache folder, made if missing: `$TRAINWRIGHT_CACHE`, else `trainwright` under the XDG cache folder."""
+    chosen = os.environ.get("TRAINWRIGHT_CACHE")
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(chosen) if chosen else base / "trainwright"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the cache folder {folder} can't be made: {error.strerror}; set TRAINWRIGHT_CACHE to a folder you may write"
+        ) from None
+    return folder
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, also when the process is killed in the middle."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock beside `path`, so that two processes do not build the same thing at once."""
+    with open(path.with_name(f".{path.name}.lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def content_hash(*parts: object) -> str:
+    """Return 16 hex digits over values (by `repr`) and modules (by their source text)."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, ModuleType):
+            assert part.__file__ is not None
+            digest.update(Path(part.__file__).read_bytes())
+        else:
+            digest.update(repr(part).encode())
+        digest.update(b"\0")
+    return digest.hexdigest()[:16]

@@ -1,0 +1,170 @@
+"""The configuration of a run: one TOML file, one pydantic model, a docstring under every field."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from trainwright.errors import ConfigError
+
+
+class Section(BaseModel):
+    """A table of the configuration: unknown keys are errors, values are fixed once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class TasksConfig(Section):
+    """Which tasks the agent is trained on."""
+
+    suite: str = "nano"
+    """The suite of task families."""
+    held_out: str = "shift"
+    """The family that is never trained on and probes generalisation; empty for none."""
+
+
+class AgentConfig(Section):
+    """The trainer agent."""
+
+    backend: Literal["local"] = "local"
+    """Which policy: `local` is a torch model on this machine."""
+    temperature: float = Field(1.0, gt=0, le=2)
+    """Sampling temperature of the agent."""
+    max_tokens: int = Field(320, ge=16, le=32768)
+    """Longest answer in tokens; a longer one is cut and then rejected by the gate."""
+    max_attempts: int = Field(1, ge=1, le=8)
+    """Answers an episode may take; the gate's verdict on each goes back as the next message."""
+    learning_rate: float = Field(1e-3, gt=0, le=1)
+    """AdamW learning rate of the policy update."""
+    epochs: int = Field(2, ge=1, le=16)
+    """Passes over the batch of a step; the importance ratio is clipped from the second one on."""
+    clip: float = Field(0.2, gt=0, lt=1)
+    """Clip range of the importance ratio."""
+    entropy: float = Field(0.0, ge=0, le=1)
+    """Weight of an entropy bonus."""
+    warm_start_steps: int = Field(400, ge=0)
+    """Supervised steps on synthetic jobs before reinforcement learning (cached)."""
+
+
+class PoolConfig(Section):
+    """Where jobs run."""
+
+    backend: Literal["local"] = "local"
+    """Which pool: `local` is worker processes on this machine."""
+    workers: int = Field(0, ge=0, le=256)
+    """Worker processes; 0 means one a core."""
+    job_seconds: float = Field(120.0, gt=0)
+    """Wall-clock limit of one job; a job over it is a job fault."""
+    retries: int = Field(2, ge=0)
+    """How often an infrastructure fault is retried on another worker before the episode is dropped."""
+    unsafe_no_sandbox: bool = False
+    """Run job code without a sandbox where none can be built. For throw-away machines only."""
+
+
+class MeasureConfig(Section):
+    """How much is measured."""
+
+    items: int = Field(256, ge=8, le=100_000)
+    """Hidden items a group, fresh for each group and shared by its members."""
+    reference_items: int = Field(512, ge=8, le=100_000)
+    """Hidden items on which a reference job is scored."""
+    reference_seeds: int = Field(3, ge=1, le=100)
+    """Training seeds over which a reference score is averaged."""
+
+
+class ProbeConfig(Section):
+    """The held-out probe."""
+
+    episodes: int = Field(64, ge=0)
+    """Paired episodes an arm at the start and at the end; 0 turns the probe off."""
+    every: int = Field(8, ge=0)
+    """Steps between the small probes on the way; 0 for none."""
+    episodes_between: int = Field(8, ge=1)
+    """Episodes of a small probe."""
+
+
+class RunConfig(Section):
+    """One outer training run. `trainwright run FILE` reads it from TOML; `--set table.key=value` changes a value."""
+
+    folder: Path = Path("runs/run")
+    """Where the ledger, metrics, checkpoints and report go; relative to the current folder."""
+    seed: int = Field(0, ge=0)
+    """Everything random in the run derives from this number."""
+    steps: int = Field(24, ge=0)
+    """Policy updates."""
+    groups: int = Field(4, ge=1)
+    """Tasks a step."""
+    group_size: int = Field(8, ge=2)
+    """Episodes that share a task; the baseline of each is the mean of its group."""
+    tasks: TasksConfig = TasksConfig()
+    agent: AgentConfig = AgentConfig()
+    pool: PoolConfig = PoolConfig()
+    measure: MeasureConfig = MeasureConfig()
+    probe: ProbeConfig = ProbeConfig()
+
+    @model_validator(mode="after")
+    def _held_out_is_in_the_suite(self) -> RunConfig:
+        from trainwright.suites.family import suite_families
+
+        try:
+            names = [family.name for family in suite_families(self.tasks.suite)]
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        if self.tasks.held_out and self.tasks.held_out not in names:
+            raise ValueError(f"tasks.held_out = {self.tasks.held_out!r} is not a family of the suite: {', '.join(names)}")
+        if len(names) < 2 and self.tasks.held_out:
+            raise ValueError("a suite of one family can't hold one out; set tasks.held_out to an empty string")
+        return self
+
+
+def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
+    """Return the configuration in a TOML file with `table.key=value` overrides applied.
+
+    Override values are read as TOML and, where that fails, as text. Raises `ConfigError` that names file, key and the
+    values allowed.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; the examples are in examples/") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder; name the TOML file in it") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
+    for override in overrides or []:
+        _apply(table, override)
+    return parse_config(table, str(path))
+
+
+def parse_config(table: dict[str, Any], source: str) -> RunConfig:
+    """Return the validated configuration; raise `ConfigError` with one line a wrong key."""
+    try:
+        return RunConfig.model_validate(table)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            key = ".".join(str(part) for part in problem["loc"])
+            message = "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"]
+            lines.append(f"{source}: {key + ': ' if key else ''}{message}")
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _apply(table: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {override}: write it as table.key=value, for example --set agent.learning_rate=0.001")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text.strip()
+    *tables, last = key.strip().split(".")
+    for name in tables:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {override}: {name} is a value, not a table")
+    table[last] = value
