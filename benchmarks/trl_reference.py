@@ -21,24 +21,7 @@ RewardFunction = Callable[[str, str], float]  # (prompt, reply)
 
 def as_transformers(student: NanoStudent) -> Qwen3ForCausalLM:
     """Return transformers' own model with the student's weights."""
-    config = student.config
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=config.vocab,
-            hidden_size=config.hidden,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.heads,
-            head_dim=config.head_dim,
-            intermediate_size=config.intermediate,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-            max_position_embeddings=config.context,
-            tie_word_embeddings=True,
-            pad_token_id=PAD,
-            eos_token_id=END,
-        )
-    )
+    model = Qwen3ForCausalLM(Qwen3Config(**student.config.as_qwen3(), pad_token_id=PAD, eos_token_id=END))
     missing, unexpected = model.load_state_dict(student.state_dict(), strict=False)
     assert missing == ["lm_head.weight"], missing  # tied to the embedding
     assert not unexpected, unexpected

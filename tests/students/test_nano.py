@@ -47,22 +47,7 @@ def adapted(student: NanoStudent) -> NanoStudent:
 
 
 def as_transformers(student: NanoStudent) -> Qwen3ForCausalLM:
-    config = student.config
-    model = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=config.vocab,
-            hidden_size=config.hidden,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.heads,
-            num_key_value_heads=config.heads,
-            head_dim=config.head_dim,
-            intermediate_size=config.intermediate,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-            max_position_embeddings=config.context,
-            tie_word_embeddings=True,
-        )
-    ).eval()
+    model = Qwen3ForCausalLM(Qwen3Config(**student.config.as_qwen3())).eval()
     missing, unexpected = model.load_state_dict(student.state_dict(), strict=False)
     assert (missing, unexpected) == (["lm_head.weight"], [])
     model.tie_weights()

@@ -65,6 +65,22 @@ class NanoConfig:
             "down": (self.layers, 1, self.hidden, self.intermediate),
         }
 
+    def as_qwen3(self) -> dict[str, Any]:
+        """Return the arguments of transformers' `Qwen3Config` for this size."""
+        return {
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.intermediate,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "max_position_embeddings": self.context,
+            "tie_word_embeddings": True,
+        }
+
 
 Weights = dict[str, Tensor]
 
