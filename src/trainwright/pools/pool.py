@@ -60,6 +60,7 @@ class TrainResult:
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     wall_seconds: float = 0.0
     worker: str = ""
+    usd: float = 0.0
 
 
 class Pool(Protocol):

@@ -188,12 +188,13 @@ class RunpodApi:
         """Return one pod; raise `NotThere`."""
         return Pod.parse(await self._json("GET", f"/pods/{checked(id)}"))
 
-    async def delete(self, id: str) -> None:
-        """Delete a pod for good; one that is gone already is fine."""
+    async def delete(self, id: str) -> bool:
+        """Delete a pod for good; return whether it was still there."""
         try:
             await self._json("DELETE", f"/pods/{checked(id)}")
         except NotThere:
-            return
+            return False
+        return True
 
     async def restart(self, id: str) -> None:
         """Ask for a restart of the container, which wipes its disk. Believe it when the boot id changes."""

@@ -68,6 +68,8 @@ class Candidates:
     def refuse(self, candidate: Candidate, now: float, error: Exception, weight: int = 1) -> None:
         """Let a candidate wait; a failed boot cost time and money and weighs more than a refusal."""
         place = candidate.place
+        if self._until.get(place, 0.0) > now:
+            return  # others were refused at the same time
         self._refusals[place] = self._refusals.get(place, 0) + weight
         doublings = min(self._refusals[place] - 1, MAX_DOUBLINGS)
         self._until[place] = now + self._config.times.backoff * 2**doublings * self._random.uniform(0.5, 1.5)

@@ -34,7 +34,10 @@ def choose(waiting: Sequence[str], own: str, serving: Iterable[str]) -> int:
 
 @dataclass(eq=False)
 class Work:
-    """One job for a pod: training (`job` set) or a trusted evaluation. `files` None: left by an earlier controller."""
+    """One job for a pod: training (`job` set), or a trusted evaluation of `count` prompts.
+
+    `files` is None for a job that an earlier controller started and nobody has asked for since.
+    """
 
     key: str
     role: str
@@ -45,8 +48,8 @@ class Work:
     files: Mapping[str, bytes] | None
     done: asyncio.Future[Any]
     job: JobRow | None = None
+    count: int = 0
     losses: int = 0
-    tries: int = 0
     queued_at: float = field(default_factory=time.monotonic)
 
 

@@ -5,7 +5,6 @@ It only ever touches pods whose name says that they are trainwright's (`names.py
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -43,19 +42,22 @@ def unowned(pod: Pod, records: Records) -> str:
 
 
 async def sweep(api: RunpodApi, pods: Sequence[Pod], reason_of: Callable[[Pod], str]) -> list[Reaped]:
-    """Delete every pod that has a reason to go; raise `RunpodError` at the first that can't be deleted."""
+    """Delete every pod that has a reason to go and return those that were still there.
+
+    Raises `RunpodError` at the first that can't be deleted.
+    """
     reaped = []
     for pod in pods:
-        if pod.status != "TERMINATED" and PodName.parse(pod.name) and (reason := reason_of(pod)):
-            await api.delete(pod.id)
+        ours = pod.status != "TERMINATED" and PodName.parse(pod.name) is not None
+        if ours and (reason := reason_of(pod)) and await api.delete(pod.id):
             reaped.append(Reaped(pod, reason))
     return reaped
 
 
-def age(pod: Pod, now: float | None = None) -> float:
+def age(pod: Pod, now: float) -> float:
     """Return the seconds since a pod was created; 0 when the API doesn't say."""
     try:
         created = datetime.fromisoformat(pod.created_at.replace("Z", "+00:00")).timestamp()
     except ValueError:
         return 0.0
-    return max(0.0, (time.time() if now is None else now) - created)
+    return max(0.0, now - created)

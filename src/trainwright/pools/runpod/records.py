@@ -185,7 +185,7 @@ class Records:
         row.ended_at, row.end_reason = now, reason
 
     def book_stray(self, name: str, seconds: float, usd_per_hour: float, now: float) -> None:
-        """Book a pod without a row, such as the twin of a create whose reply was lost."""
+        """Book a pod without a row, such as the twin of a create whose reply was lost, all of it as lost."""
         with self._transaction():
             values = [name, "lost", now - seconds, seconds, usd_per_hour * seconds / 3600]
             self._db.execute("INSERT INTO spend VALUES (?, ?, ?, ?, ?)", values)
@@ -203,6 +203,15 @@ class Records:
         }
         return {kind: found.get(kind, (0.0, 0.0)) for kind in KINDS}
 
+    def spend(self, now: float) -> dict[str, tuple[float, float]]:
+        """Return seconds and dollars by kind, the phases that still run included."""
+        totals = self.booked()
+        for row in self.live():
+            kind = KIND_OF[row.phase]
+            seconds, usd = totals[kind]
+            totals[kind] = seconds + max(0.0, now - row.phase_since), usd + row.usd(now)
+        return totals
+
     def _set(self, row: PodRow, changes: dict[str, Any]) -> None:
         assert set(changes) <= set(COLUMNS)
         columns = ", ".join(f"{column} = ?" for column in changes)
@@ -218,10 +227,11 @@ class Records:
     def job(self, key: str) -> JobRow | None:
         """Return a job, None when the key is new."""
         query = "SELECT key, spec, student, trust_group, rollouts, wall_seconds, result FROM jobs WHERE key = ?"
-        found: tuple[Any, ...] | None = self._db.execute(query, [key]).fetchone()
+        found = self._db.execute(query, [key]).fetchone()
         if not found:
             return None
-        return JobRow(*found[:6], result=json.loads(found[6]) if found[6] else None)
+        result = json.loads(found[6]) if found[6] else None
+        return JobRow(found[0], found[1], found[2], found[3], found[4], found[5], result)
 
     def submit(self, job: JobRow) -> None:
         """Write a job before it is queued; a key that is known stays as it is."""
