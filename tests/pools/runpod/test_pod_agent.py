@@ -79,6 +79,12 @@ async def finished(agent: AgentClient, id: str) -> JobStatus:
     return status
 
 
+async def up(agent: AgentClient, id: str) -> None:
+    """Return once a job has said `up`."""
+    while await agent.stream(id, "log", 10) != b"up\n":
+        await asyncio.sleep(0.02)
+
+
 async def run(agent: AgentClient, id: str, script: str, wall: float = 20.0) -> JobStatus:
     """Run a shell script as a job and return how it ended."""
     await agent.upload(id, SHELL, {"GIVEN": "yes"}, wall, {"job.sh": script.encode()})
@@ -122,9 +128,9 @@ async def test_endings_are_told_apart(pods_folder: Path) -> None:
         assert late.ended == "timeout"
         await agent.delete("late")
         (one.folder / "memory.events").write_text("oom 0\noom_kill 0\n")
-        script = f"sleep 0.3; kill -9 $$ # {one.folder}"
-        await agent.upload("oom", SHELL, {}, 20, {"job.sh": script.encode()})
+        await agent.upload("oom", SHELL, {}, 20, {"job.sh": b"echo up; sleep 0.3; kill -9 $$"})
         await agent.start("oom")
+        await up(agent, "oom")
         (one.folder / "memory.events").write_text("oom 1\noom_kill 1\n")
         assert (await finished(agent, "oom")).ended == "oom"
 
@@ -308,9 +314,9 @@ async def test_a_service_runs_beside_jobs_and_survives_them(pods_folder: Path) -
 async def test_changed_gpus_show_in_the_status(pods_folder: Path) -> None:
     async with pod(pods_folder) as (_, one, agent):
         await healthy(agent)
-        await agent.upload("gpu", SHELL, {}, 20, {"job.sh": b"sleep 0.3"})
+        await agent.upload("gpu", SHELL, {}, 20, {"job.sh": b"echo up; sleep 0.3"})
         await agent.start("gpu")
-        await asyncio.sleep(0.1)
+        await up(agent, "gpu")
         (one.folder / "bin" / "gpus").write_text("")
         assert not (await finished(agent, "gpu")).gpu_ok
 
