@@ -60,7 +60,7 @@ class Worker:
         except JobRejected as error:
             return Verdict(False, error.code, error.message, error.file, error.line)
         except JobFault as error:
-            return Verdict(False, error.code, error.message)
+            return Verdict(False, error.code, error.message, error.file, error.line)
         return Verdict(True, hyperparameters=hyperparameters)
 
     def train(self, job: Job, hyperparameters: Hyperparameters, seed: int) -> TrainResult:

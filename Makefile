@@ -1,0 +1,48 @@
+# Two commands do all set-up: `make demo` and `make test`. Everything lives in .venv; nothing else is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+
+.PHONY: demo test test-slow lint bench lock clean help
+
+help: ## Show this list
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+demo: $(INSTALLED) ## Train the trainer agent on this machine's cores, about ten minutes
+	$(BIN)/trainwright run examples/nano.toml
+
+test: $(INSTALLED_DEV) ## Lint, types and the default tests, under ten minutes on two cores
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+test-slow: $(INSTALLED_DEV) ## The tests that take minutes each
+	$(BIN)/python -m pytest -m slow
+
+bench: $(INSTALLED_DEV) ## CPU seconds of one job, and engine against engine with TRL
+	$(BIN)/python benchmarks/job.py
+
+lock: ## Pin again what pyproject.toml asks for (a scratch environment, a few minutes)
+	sh scripts/lock.sh $(PYTHON)
+
+clean: ## Remove the environment and caches of tools; runs and the user's cache folder stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "trainwright needs Python 3.11 or newer; name one with: make PYTHON=python3.12 demo" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(INSTALLED): $(VENV)/.python pyproject.toml requirements.lock
+	$(PIP) install --quiet -r requirements.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(INSTALLED_DEV): $(INSTALLED) requirements-dev.lock
+	$(PIP) install --quiet -r requirements-dev.lock
+	touch $@

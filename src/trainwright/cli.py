@@ -1,0 +1,132 @@
+"""The command line: one short function a verb; everything heavy is imported inside the verb."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainwright import __version__
+from trainwright.errors import InfraFault, TrainwrightError
+
+app = typer.Typer(
+    help="A language model learns, by reinforcement learning, to write complete RL training jobs for smaller models.",
+    epilog="Start with: trainwright run examples/nano.toml",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Unsafe = Annotated[
+    bool, typer.Option("--unsafe-no-sandbox", help="Run job code without a sandbox where none can be built.")
+]
+JobFolder = Annotated[Path, typer.Argument(metavar="JOB", help="A job's folder, or a file that holds an agent's answer.")]
+TaskName = Annotated[
+    str, typer.Option("--task", metavar="FAMILY[:SEED]", help="The task: a family, and the seed that draws it (0).")
+]
+
+
+@app.callback(invoke_without_command=True)
+def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command(epilog="Example: trainwright run examples/nano.toml --set seed=1 --set folder=runs/nano-1")
+def run(
+    config: Annotated[Path, typer.Argument(metavar="FILE", help="The run's TOML file.")],
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines for a log instead of a live table.")] = False,
+) -> None:
+    """Train the trainer agent; the same command resumes a run that was stopped or killed."""
+    from trainwright.config import load_config
+    from trainwright.report.view import make_view
+    from trainwright.run import run as run_config
+
+    settings = load_config(config, change)
+    view = make_view(plain)
+    try:
+        run_config(settings, view)
+    except KeyboardInterrupt:
+        view.close()
+        again = " ".join(["trainwright run", str(config), *(f"--set {one}" for one in change or [])])
+        print(f"\nstopped; nothing is lost. Resume with: {again}", file=sys.stderr)
+        raise typer.Exit(130) from None
+    finally:
+        view.close()
+
+
+@app.command(epilog="Example: trainwright gate runs/nano/best-job --task reverse")
+def gate(job: JobFolder, task: TaskName, unsafe_no_sandbox: Unsafe = False) -> None:
+    """Check a job as a run would, without training; exit code 1 when it is refused."""
+    from trainwright.single import gate_job, read_job
+
+    verdict = gate_job(read_job(job), task, unsafe_no_sandbox)
+    print(verdict)
+    if not verdict.accepted:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: trainwright train runs/nano/best-job --task reverse:7")
+def train(
+    job: JobFolder,
+    task: TaskName,
+    seed: Annotated[int, typer.Option(help="The training seed.", min=0)] = 0,
+    items: Annotated[int, typer.Option(help="Hidden items to score before and after.", min=8)] = 800,
+    out: Annotated[Path | None, typer.Option(help="Write the trained weights (safetensors) to this file.")] = None,
+    unsafe_no_sandbox: Unsafe = False,
+) -> None:
+    """Train one job and score the student before and after; exit code 1 when the job fails."""
+    from trainwright.single import read_job, train_job
+
+    if not train_job(read_job(job), task, seed, items, out, unsafe_no_sandbox):
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: trainwright families --suite nano")
+def families(
+    suite: Annotated[str, typer.Option(help="Only this suite.")] = "",
+    reference: Annotated[
+        str, typer.Option(metavar="FAMILY[:SEED]", help="Print this task's reference job instead.")
+    ] = "",
+) -> None:
+    """List the installed task families with a drawn example, or print a family's reference job."""
+    from trainwright.single import list_families, print_reference
+
+    if reference:
+        print_reference(reference)
+    else:
+        list_families(suite)
+
+
+@app.command(epilog="Example: trainwright status runs/nano")
+def status(folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")]) -> None:
+    """Show how far a run is, its latest step and its numbers; safe while it works."""
+    from trainwright.report.status import print_status
+
+    print_status(folder)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one message on standard error and exit code 2."""
+    try:
+        app()
+    except TrainwrightError as error:
+        print(f"trainwright: {error}", file=sys.stderr)
+        sys.exit(2)
+    except InfraFault as error:
+        print(f"trainwright: this machine failed, not the job: {error}", file=sys.stderr)
+        sys.exit(3)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(141)
+
+
+if __name__ == "__main__":
+    main()
