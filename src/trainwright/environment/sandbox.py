@@ -125,6 +125,11 @@ def _failure(level: Level, unsafe_no_sandbox: bool) -> str:
     """Return why a level can't be had, '' when it can."""
     if level == "none":
         return "" if unsafe_no_sandbox else "not allowed without --unsafe-no-sandbox"
+    return _probe(level)
+
+
+def _probe(level: Level) -> str:
+    """Run a level's sandbox once; return why it doesn't work, '' when it does."""
     if not seccomp.supported():
         return f"no system call filter for {os.uname().machine}"
     if level == "full" and shutil.which("bwrap") is None:
@@ -152,7 +157,8 @@ def _failure(level: Level, unsafe_no_sandbox: bool) -> str:
 def _bubblewrap() -> list[str]:
     """Return the bubblewrap command up to the program."""
     flags = "--unshare-all --unshare-user --disable-userns --die-with-parent --new-session --as-pid-1 --cap-drop ALL"
-    command = ["bwrap", *flags.split(), "--uid", "65534", "--gid", "65534"]
+    program = shutil.which("bwrap") or "bwrap"  # by our PATH, not by the one inside
+    command = [program, *flags.split(), "--uid", "65534", "--gid", "65534"]
     command += ["--dev", "/dev", "--size", str(_TMPFS_BYTES), "--tmpfs", "/tmp", "--ro-bind", "/usr", "/usr"]
     command += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
     for folder in _SYSTEM_FOLDERS:
@@ -191,9 +197,12 @@ def _readable() -> Iterator[tuple[str, int]]:
 
 
 def _siblings(folder: Path, hole: Path) -> Sequence[Path]:
-    """Return everything below `folder` but `hole`, in as few paths as possible."""
+    """Return everything below `folder` but `hole`, in as few paths as possible.
+
+    Without symbolic links: a rule on one would allow its target, and `lib64` of a virtual environment leads to `lib`.
+    """
     found: list[Path] = []
     for part in hole.relative_to(folder).parts:
-        found += [entry for entry in folder.iterdir() if entry.name != part]
+        found += [entry for entry in folder.iterdir() if entry.name != part and not entry.is_symlink()]
         folder = folder / part
     return found

@@ -23,6 +23,7 @@ from typing import Any, SupportsFloat
 
 import numpy
 import verifiers.v1 as vf
+from pydantic import PrivateAttr
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.state import state_cls
 from verifiers.v1.utils.generic import concrete_type
@@ -32,12 +33,13 @@ PACKAGE, MODULE = "job", "environment.py"
 FIELDS_LIMIT, FIELD_CHARACTERS = 8, 4096
 """What is sent along with a row; further and longer fields stay inside."""
 
+_EXHAUSTED = object()
 _AGENT = vf.AgentInfo(config=vf.AgentConfig())
 _ROLES: dict[type, str] = {vf.SystemMessage: "system", vf.UserMessage: "user", vf.AssistantMessage: "assistant"}
 
 
 class Fault(Exception):
-    """The job did something it must not: a reason code of `client.REASONS`, one sentence, and a line if known."""
+    """The job did something it must not: a reason code of `answers.REASONS`, one sentence, and a line if known."""
 
     def __init__(self, code: str, message: str, line: int = 0) -> None:
         super().__init__(code, message, line)
@@ -47,15 +49,24 @@ class Fault(Exception):
 class CheckedTrace(vf.Trace):  # type: ignore[misc]
     """A trace that refuses a score that verifiers would record but nobody can learn from."""
 
+    _lines: dict[str, int] = PrivateAttr(default_factory=dict)
+    """Where each reward and metric is defined."""
+
     def record_reward(self, name: str, value: Any, weight: float = 1.0) -> None:
-        _check_number("reward", name, value)
+        self._check_number("reward", name, value)
         if not math.isfinite(float(value) * float(weight)):
-            raise Fault("reward_not_finite", f"reward {name!r} returned {float(value)} (weight {weight})")
+            message = f"reward {name!r} returned {float(value)}, with a weight of {weight}; return a finite float"
+            raise Fault("reward_not_finite", message, self._lines.get(name, 0))
         super().record_reward(name, value, weight)
 
     def record_metric(self, name: str, value: Any) -> None:
-        _check_number("metric", name, value)
+        self._check_number("metric", name, value)
         super().record_metric(name, value)
+
+    def _check_number(self, kind: str, name: str, value: Any) -> None:
+        if not isinstance(value, SupportsFloat):  # verifiers would read the string "1.0" as 1.0
+            message = f"{kind} {name!r} returned a {_name(value)}; return a float"
+            raise Fault("reward_not_number", message, self._lines.get(name, 0))
 
 
 class Taskset:
@@ -67,35 +78,39 @@ class Taskset:
             self._iterator: Iterator[Any] = iter(taskset.load())
         self._tasks: list[vf.Task] = []
         self._prompts: list[list[Any]] = []
-        self._checked: set[type] = set()
+        self._lines: dict[type, dict[str, int]] = {}
         self._loop = asyncio.Runner()
 
     def rows(self, count: int) -> list[dict[str, Any]]:
         """Return the messages and fields of up to `count` further rows; fewer once the taskset is exhausted."""
-        rows = []
-        for _ in range(count):
+        rows: list[dict[str, Any]] = []
+        while len(rows) < count:
             with _blamed("load_raised", "load()"):
-                task = next(self._iterator, None)
-            if task is None:
+                task = next(self._iterator, _EXHAUSTED)
+            if task is _EXHAUSTED:
                 break
-            index = len(self._tasks)
-            if not isinstance(task, vf.Task) or not isinstance(task.data, vf.TaskData):
-                got = f"a vf.Task that holds a {_name(task.data)}" if isinstance(task, vf.Task) else f"a {_name(task)}"
-                raise Fault("bad_row", f"row {index} is {got}; load() must yield YourTask(YourTaskData(...))")
-            task = task.with_data(idx=index)  # as Taskset.__iter__ does
-            prompt = _prompt(task, index, self._prompt_limit)
-            if type(task) not in self._checked:
-                _check_rewards(task)
-                self._checked.add(type(task))
-            self._tasks.append(task)
-            self._prompts.append(prompt)
-            messages = [{"role": _ROLES[type(message)], "content": message.content} for message in prompt]
-            rows.append({"messages": messages, "fields": _fields(task.data)})
+            with _blamed("bad_row", f"reading row {len(self._tasks)}"):
+                rows.append(self._take(task))
         return rows
+
+    def _take(self, task: Any) -> dict[str, Any]:
+        """Keep the next task and return its messages and fields."""
+        index = len(self._tasks)
+        if not isinstance(task, vf.Task) or not isinstance(task.data, vf.TaskData):
+            got = f"a vf.Task that holds a {_name(task.data)}" if isinstance(task, vf.Task) else f"a {_name(task)}"
+            raise Fault("bad_row", f"row {index} is {got}; load() must yield YourTask(YourTaskData(...))")
+        task = task.with_data(idx=index)  # as Taskset.__iter__ does
+        prompt = _prompt(task, index, self._prompt_limit)
+        if type(task) not in self._lines:
+            self._lines[type(task)] = _check_rewards(task)
+        self._tasks.append(task)
+        self._prompts.append(prompt)
+        messages = [{"role": _ROLES[type(message)], "content": message.content} for message in prompt]
+        return {"messages": messages, "fields": _fields(task.data)}
 
     def score(self, replies: Sequence[tuple[int, str]]) -> list[dict[str, Any]]:
         """Return each reply's weighted rewards by name, and the seconds that scoring it took."""
-        with _blamed("reward_raised", "scoring"):
+        with _blamed("reward_raised", "a reward"):
             return self._loop.run(self._score(replies))
 
     def close(self) -> None:
@@ -108,11 +123,12 @@ class Taskset:
             started = time.perf_counter()
             task = self._tasks[index]
             trace = _trace(task, self._prompts[index], reply)
+            trace._lines = self._lines[type(task)]
             await task.score(trace)
-            parts = {name: reward.value for name, reward in trace.rewards.items() if reward is not None}
-            if len(parts) != len(trace.rewards) or not parts:
-                missing = [name for name in trace.rewards if name not in parts]
+            missing = [name for name, reward in trace.rewards.items() if reward is None]
+            if missing or not trace.rewards:
                 raise Fault("reward_not_number", f"no score was recorded for {missing or 'any reward'}")
+            parts = {name: reward.value for name, reward in trace.rewards.items()}
             rewards.append({"parts": parts, "seconds": time.perf_counter() - started})
         return rewards
 
@@ -123,7 +139,8 @@ def load(folder: Path, seed: int, prompt_limit: int) -> Taskset:
     sys.path.insert(0, str(folder))
     with _blamed("import_error", "importing environment.py"):
         module = importlib.import_module(f"{PACKAGE}.{MODULE.removesuffix('.py')}")
-    found = _taskset_class(module)
+    with _blamed("no_taskset", "reading __all__"):
+        found = _taskset_class(module)
     with _blamed("load_raised", f"{found.__name__}()"):
         config = (concrete_type(found, vf.TasksetConfig, origin=vf.Taskset) or vf.TasksetConfig)(id=PACKAGE)
         taskset = found(config)
@@ -236,21 +253,23 @@ def _fields(data: vf.TaskData) -> dict[str, str]:
     return dict(short[:FIELDS_LIMIT])
 
 
-def _check_rewards(task: vf.Task) -> None:
-    """Refuse rewards that verifiers would skip or fail on whatever the reply is."""
+def _check_rewards(task: vf.Task) -> dict[str, int]:
+    """Refuse rewards that verifiers would skip or fail on whatever the reply is; return the line of each."""
     with _blamed("load_raised", "collecting the rewards"):
         rewards, metrics = task.hooks("reward"), task.hooks("metric")
     if not rewards:
-        raise Fault("no_reward", f"{type(task).__name__} has no @vf.reward method; add one")
+        raise Fault("no_reward", f"{_name(task)} has no @vf.reward method; add one")
+    lines: dict[str, int] = {}
     for function in (*rewards, *metrics):
-        plain = inspect.unwrap(function)
-        line = getattr(getattr(plain, "__code__", None), "co_firstlineno", 0)
-        name = function.__name__
+        plain, name = inspect.unwrap(function), function.__name__
+        line = lines[name] = getattr(getattr(plain, "__code__", None), "co_firstlineno", 0)
         if not inspect.iscoroutinefunction(plain):
             raise Fault("reward_not_coroutine", f"{name!r} is not a coroutine function; write `async def {name}`", line)
         wanted = inspect.signature(function).parameters.get("runtime")
         if wanted is not None and wanted.default is inspect.Parameter.empty:
-            raise Fault("reward_needs_runtime", f"{name!r} takes `runtime`, which a reward has not here; drop it", line)
+            message = f"{name!r} takes `runtime`, and there is none here, so it would be skipped; drop the parameter"
+            raise Fault("reward_needs_runtime", message, line)
+    return lines
 
 
 def _trace(task: vf.Task, prompt: Sequence[Any], reply: str) -> CheckedTrace:
@@ -268,11 +287,6 @@ def _trace(task: vf.Task, prompt: Sequence[Any], reply: str) -> CheckedTrace:
         is_completed=True,
         stop_condition="agent_completed",
     )
-
-
-def _check_number(kind: str, name: str, value: Any) -> None:
-    if not isinstance(value, SupportsFloat):  # verifiers would read the string "1.0" as 1.0
-        raise Fault("reward_not_number", f"{kind} {name!r} returned a {_name(value)}; return a float")
 
 
 def _line(error: BaseException) -> int:
