@@ -120,8 +120,10 @@ class FakeRunpod:
         gpus: dict[str, float] | None = None,
         centers: tuple[str, ...] = ("US-KS-2", "EU-RO-1"),
         balance: float = 1e9,
+        own_users: bool = True,
     ) -> None:
         self.folder, self.faults, self.boot_seconds, self.balance = folder, faults or [], boot_seconds, balance
+        self._own_users = own_users and os.geteuid() == 0
         self.gpus = gpus or {"NVIDIA GeForce RTX 4090": 0.69, "NVIDIA L40S": 0.86}
         self.centers = centers
         self.pods: list[FakePod] = []
@@ -241,7 +243,7 @@ class FakeRunpod:
             folder.chmod(0o755)
         skew = 3600 if "clock_behind" in kinds else -3600 if "clock_ahead" in kinds else 0
         pod.port = free_port()
-        uid = "same" if os.geteuid() != 0 else str(next(UIDS))
+        uid = str(next(UIDS)) if self._own_users else "same"
         env |= {
             "PATH": f"{pod.folder / 'bin'}:/usr/bin:/bin",
             "RUNPOD_POD_ID": pod.id,
