@@ -1,9 +1,14 @@
-"""CPU cost of a nano job: this engine against TRL's GRPOTrainer.
+"""CPU cost of the nano tier's reference job (15 steps x 64 rollouts): the whole job, and its engine against TRL.
 
-Both train the same student from the same weights, with one plain Python reward function, on the same prompts, for the
-same steps, rollouts, tokens and learning rate, all weights trainable, one thread each, alternating in one process
-(ours, TRL, ours, TRL, ...). Figures are CPU seconds of the process; imports and model building are left out, TRL's
-trainer construction is reported by itself. The first pair warms both up and is not counted.
+`job`: the way an episode takes it (gate, training behind the sandboxed environment server, one measurement of 256
+hidden items), in CPU seconds of this process and all its descendants. `environment` is everything the server's
+processes used and this process's part of asking them; `overhead` is the rest (the gate, opening and closing the job).
+
+`engine`: this engine against TRL's GRPOTrainer with one plain Python reward function: the same base student, prompts,
+steps, rollouts, token limit and learning rate, all weights trainable (as in the reference job; TRL needs a further
+package for LoRA), one thread each, alternating in one process: ours, TRL, ours, TRL, ... CPU seconds of the process;
+imports, model building and the construction of TRL's trainer (reported by itself) are left out, and so is the first
+pair, which warms both up. The last rewards show that both did the same work.
 
 Example:
     OMP_NUM_THREADS=1 python benchmarks/job.py --runs 5 --json
@@ -13,26 +18,96 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
-import statistics
+import os
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean, median
+from typing import TypeVar
 
 import torch
 import trl_reference
 
 from trainwright.engines.torch_grpo import TorchGRPO
 from trainwright.environment.environment import Reward, Row
+from trainwright.job.gate import check_static
 from trainwright.job.hyperparameters import Hyperparameters
-from trainwright.students.nano import NanoStudent
+from trainwright.pools.pool import OutcomeClass
+from trainwright.pools.worker import Settings, Worker
+from trainwright.students.nano import CONFIGS, NanoStudent
+from trainwright.students.nano_base import nano_base
+from trainwright.suites.family import Item, family_named
+
+FAMILY = "reverse"
+ITEMS = 256  # hidden items of one measurement
+T = TypeVar("T")
 
 
-def reversal_reward(prompt: str, reply: str) -> float:
-    """Return the share of characters that are right in a reversal of the prompt's last word."""
-    answer = prompt.split()[-1][::-1]
-    return sum(a == b for a, b in zip(answer, reply, strict=False)) / max(len(answer), len(reply), 1)
+def cpu_seconds(action: Callable[[], T]) -> tuple[float, T]:
+    """Return the CPU seconds of this process that an action took, and its result."""
+    started = time.process_time()
+    result = action()
+    return time.process_time() - started, result
+
+
+def descendants_cpu_seconds() -> float:
+    """Return the CPU seconds so far of every descendant of this process, ended and waited-for ones included."""
+    ticks, waiting = 0, [os.getpid()]
+    while waiting:
+        pid = waiting.pop()
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            waiting += map(int, (task / "children").read_text().split())
+        user, system, ended_user, ended_system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:15]
+        ticks += int(ended_user) + int(ended_system)
+        if pid != os.getpid():
+            ticks += int(user) + int(system)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def measure_job(student: str, runs: int) -> dict[str, object]:
+    """Return CPU seconds a reference job, by part: the mean over `runs`, after one that is not counted."""
+    family = family_named(FAMILY)
+    task = family.draw(0)
+    job, items = family.reference_job(task, student), family.hidden_items(task, 1, ITEMS)
+    worker = Worker(Settings(unsafe_no_sandbox=False, job_seconds=600.0), lambda message: None)
+    parts = dict.fromkeys(("sampling", "learning", "environment", "measuring", "overhead"), 0.0)
+    with worker.server:
+        for run in range(runs + 1):
+            served = descendants_cpu_seconds()
+            gating, verdict = cpu_seconds(lambda: worker.gate(job, task))
+            assert verdict.hyperparameters is not None, verdict
+            training, trained = cpu_seconds(lambda: worker.train(job, verdict.hyperparameters, run))  # noqa: B023
+            assert trained.outcome.kind is OutcomeClass.TRAINED, trained.outcome
+            prompts = [item.prompt for item in items]
+            measuring, replies = cpu_seconds(
+                lambda: worker.generate(student, trained.weights, prompts, 0, task.max_completion_tokens, 1.0)  # noqa: B023
+            )
+            score = fmean(family.score(item, reply) for item, reply in zip(items, replies, strict=True))
+            phases = trained.cpu_seconds
+            spent = {
+                "sampling": phases["sampling"],
+                "learning": phases["learning"],
+                "environment": phases["environment"] + descendants_cpu_seconds() - served,
+                "measuring": measuring,
+                "overhead": gating + training - sum(phases[name] for name in ("sampling", "learning", "environment")),
+            }
+            if run:
+                parts = {name: parts[name] + seconds / runs for name, seconds in spent.items()}
+    return {**parts, "total": sum(parts.values()), "score": score, "sandbox": worker.sandbox.level}
+
+
+class Graded:
+    """One plain reward function: 1 for the exact answer. Remembers what it gave, in order."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._answers = {item.prompt: item.answer for item in items}
+        self.given: list[float] = []
+
+    def __call__(self, prompt: str, reply: str) -> float:
+        self.given.append(float(reply == self._answers[prompt]))
+        return self.given[-1]
 
 
 class PlainEnvironment:
@@ -50,60 +125,69 @@ class PlainEnvironment:
         return [Reward(self._reward(self._prompts[index], reply), {}, 0.0) for index, reply in replies]
 
 
-def cpu_seconds(action: Callable[[], object]) -> tuple[float, object]:
-    started = time.process_time()
-    result = action()
-    return time.process_time() - started, result
+def run_ours(student: NanoStudent, items: Sequence[Item], hp: Hyperparameters, seed: int) -> dict[str, float]:
+    reward = Graded(items)
+    fresh, environment = student.fresh(), PlainEnvironment([item.prompt for item in items], reward)
+    total, training = cpu_seconds(lambda: TorchGRPO().train(fresh, environment, hp, seed))
+    tokens = sum(row["tokens"] for row in training.metrics)
+    skipped = fmean(row["no_spread_share"] for row in training.metrics)
+    last5 = fmean(reward.given[-5 * hp.batch_size :])
+    return {"total": total, **training.cpu_seconds, "tokens": tokens, "no_spread_share": skipped, "last5_reward": last5}
 
 
-def compare(runs: int, hp: Hyperparameters) -> dict[str, object]:
-    """Return the figures of `runs` alternating pairs."""
-    draw = random.Random(0)
-    count = hp.max_steps * hp.batch_size // hp.group_size
-    prompts = ["reverse " + "".join(draw.choices("abcdefgh", k=draw.randint(4, 8))) for _ in range(count)]
-    student = NanoStudent.untrained(hp.student, seed=0)
-    ours, theirs, construction, phases, rewards = [], [], [], [], []
+def run_trl(student: NanoStudent, items: Sequence[Item], hp: Hyperparameters, seed: int) -> dict[str, float]:
+    reward, prompts = Graded(items), [item.prompt for item in items]
     with tempfile.TemporaryDirectory() as folder:
-        for run in range(runs + 1):
-            environment = PlainEnvironment(prompts, reversal_reward)
-            seconds, training = cpu_seconds(lambda: TorchGRPO().train(student.fresh(), environment, hp, seed=run))
-            built, trainer = cpu_seconds(
-                lambda: trl_reference.build_trainer(student, prompts, reversal_reward, hp, Path(folder), seed=run)
-            )
-            trl_seconds, _ = cpu_seconds(trainer.train)
-            if run:
-                ours.append(seconds)
-                theirs.append(trl_seconds)
-                construction.append(built)
-                phases.append(training.cpu_seconds)
+        construction, trainer = cpu_seconds(
+            lambda: trl_reference.build_trainer(student, prompts, reward, hp, Path(folder), seed)
+        )
+        total, _ = cpu_seconds(trainer.train)
+    return {"total": total, "construction": construction, "last5_reward": fmean(reward.given[-5 * hp.batch_size :])}
+
+
+def compare_engines(name: str, runs: int) -> dict[str, object]:
+    """Return the figures of `runs` alternating pairs after one that is not counted; medians."""
+    family, student = family_named(FAMILY), nano_base(name)
+    task = family.draw(0)
+    hp = check_static(family.reference_job(task, name), task)
+    items = family.hidden_items(task, 2, hp.max_steps * hp.batch_size // hp.group_size)
+    pairs = [(run_ours(student, items, hp, seed), run_trl(student, items, hp, seed)) for seed in range(runs + 1)]
+    ours, trl = zip(*pairs[1:], strict=True)
     return {
-        "student": hp.student,
-        "steps": hp.max_steps,
-        "rollouts_per_step": hp.batch_size,
-        "group_size": hp.group_size,
-        "max_completion_tokens": hp.max_completion_tokens,
-        "ours_cpu_seconds": ours,
-        "trl_cpu_seconds": theirs,
-        "trl_construction_cpu_seconds": statistics.median(construction),
-        "ours_phases": {name: statistics.median(phase[name] for phase in phases) for name in phases[0]},
-        "ratio_to_trl": statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
-        "torch": torch.__version__,
+        "ratio_to_trl": median(a["total"] / b["total"] for a, b in pairs[1:]),
+        "ours_runs": [round(run["total"], 3) for run in ours],
+        "trl_runs": [round(run["total"], 3) for run in trl],
+        "ours": {name: round(median(run[name] for run in ours), 4) for name in ours[0]},
+        "trl": {name: round(median(run[name] for run in trl), 4) for name in trl[0]},
+        "hyperparameters": vars(hp),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="counted pairs (default 5)")
-    parser.add_argument("--student", default="nano-64", help="student size (default nano-64)")
+    parser.add_argument("--runs", type=int, default=5, help="counted jobs and counted pairs (default 5)")
+    parser.add_argument("--student", choices=CONFIGS, default="nano-64", help="student (default nano-64)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args()
+    if options.runs < 1:
+        parser.error("--runs must be at least 1")
+    warnings.filterwarnings("ignore", category=FutureWarning)
     torch.set_num_threads(1)
-    figures = compare(options.runs, Hyperparameters(student=options.student, lora_rank=0))
+    figures = {
+        "student": options.student,
+        "torch": torch.__version__,
+        "job": measure_job(options.student, options.runs),
+        "engine": compare_engines(options.student, options.runs),
+    }
     if options.json:
         print(json.dumps(figures, indent=2))
         return
-    for name, value in figures.items():
-        print(f"{name:30s} {value}")
+    print(f"CPU seconds of one reference job on {options.student} (mean of {options.runs}):")
+    for name, value in figures["job"].items():
+        print(f"  {name:12s} {value if isinstance(value, str) else format(value, '.3f')}")
+    print("Engine against TRL's GRPOTrainer:")
+    for name, value in figures["engine"].items():
+        print(f"  {name:16s} {value}")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import datasets
-import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, PrinterCallback, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 from trl import GRPOConfig, GRPOTrainer
 
@@ -79,7 +78,7 @@ def build_trainer(
         report_to="none",
         disable_tqdm=True,
     )
-    return GRPOTrainer(
+    trainer = GRPOTrainer(
         model=as_transformers(student),
         reward_funcs=lambda prompts, completions, **_: [
             reward(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)
@@ -88,3 +87,5 @@ def build_trainer(
         train_dataset=datasets.Dataset.from_dict({"prompt": list(prompts)}),
         processing_class=as_tokenizer(),
     )
+    trainer.remove_callback(PrinterCallback)
+    return trainer

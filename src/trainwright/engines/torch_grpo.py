@@ -65,7 +65,7 @@ class TorchGRPO:
             with cpu.phase("environment"):
                 scored = environment.score([(index, reply) for (index, _), reply in zip(batch, replies, strict=True)])
             with cpu.phase("learning"):
-                rewards_B = torch.tensor([reward.total for reward in scored])
+                rewards_B = torch.tensor([reward.total for reward in scored], device=completions.mask_BT.device)
                 advantages_B, spread_B = group_advantages(rewards_B, hp.group_size, hp.advantage)
                 rate = hp.learning_rate * min(1.0, (step + 1) / (hp.warmup_steps + 1))
                 loss = clipped = grad_norm = 0.0

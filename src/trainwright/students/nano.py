@@ -179,10 +179,8 @@ class NanoStudent:
         logits_BV = network.logits(x_GH).repeat_interleave(members, 0)
         # Step t adds `members` columns, one a member; a member sees the prompt and its own.
         other_KS = (~torch.eye(members, dtype=torch.bool)).repeat(1, max_tokens)
-        bias_GKS = (
-            torch.cat([padding_GP[:, None].expand(-1, members, -1), other_KS.expand(groups, -1, -1)], -1) * MASKED
-        )
-        bias = bias_GKS.repeat_interleave(config.heads, 0)
+        forbidden_GKS = torch.cat([padding_GP[:, None].expand(-1, members, -1), other_KS.expand(groups, -1, -1)], -1)
+        bias = (forbidden_GKS * MASKED).repeat_interleave(config.heads, 0)
 
         tokens_TB = torch.empty(max_tokens, count, dtype=torch.long)
         logits_TBV = torch.empty(max_tokens, *logits_BV.shape)
@@ -277,14 +275,14 @@ def _decode(
     return x_BH
 
 
-def _groups(prompts: Sequence[Sequence[int]], length: int) -> tuple[Tensor, Tensor, int]:
+def _groups(prompts: Sequence[Sequence[int]], completion_length: int) -> tuple[Tensor, Tensor, int]:
     """Return the prompts without their repetitions, left-padded (G, P), where they are padding, and members a group."""
-    members = runs_of_equal([tuple(prompt) for prompt in prompts], PACKED // length)
+    members = runs_of_equal([tuple(prompt) for prompt in prompts], PACKED // completion_length)
     unique = prompts[::members]
-    length = max(map(len, unique))
-    rows = [[PAD] * (length - len(prompt)) + list(prompt) for prompt in unique]
-    widths = torch.tensor([length - len(prompt) for prompt in unique])
-    return torch.tensor(rows), torch.arange(length) < widths[:, None], members
+    longest = max(map(len, unique))
+    widths = [longest - len(prompt) for prompt in unique]
+    rows = [[PAD] * width + list(prompt) for width, prompt in zip(widths, unique, strict=True)]
+    return torch.tensor(rows), torch.arange(longest) < torch.tensor(widths)[:, None], members
 
 
 def _causal(length: int) -> Tensor:

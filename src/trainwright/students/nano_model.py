@@ -139,7 +139,7 @@ class Adapter:
 
     def __init__(self, config: NanoConfig, rank: int, alpha: float, target: str, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.rank, self.alpha, self.target, self.scale = rank, alpha, target, alpha / rank
+        self.rank, self.alpha, self.target, self.scale = rank, float(alpha), target, alpha / rank
         self.factors: dict[str, tuple[torch.nn.Parameter, torch.nn.Parameter]] = {}
         for stack in TARGETS[target]:
             layers, count, rows, columns = config.shapes()[stack]
