@@ -137,6 +137,11 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def children(pid: int) -> set[int]:
+    """Return the direct children of one single-threaded process."""
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -158,6 +163,7 @@ class Processes:
     """What tests ask about processes."""
 
     descendants = staticmethod(descendants)
+    children = staticmethod(children)
     alive = staticmethod(alive)
     eventually = staticmethod(eventually)
     own = os.getpid()

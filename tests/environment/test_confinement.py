@@ -104,8 +104,13 @@ def test_a_forbidden_call_is_an_ordinary_permission_error(attempt: Attempt) -> N
     assert {call: result for call, result in found.items() if not result.startswith("PermissionError: [Errno 1]")} == {}
 
 
+def test_it_starts_no_thread(attempt: Attempt) -> None:
+    assert attempt("threading.Thread(target=print).start()") == ["RuntimeError: can't start new thread"]
+
+
 FORBIDDEN_NUMBERS = {
     "socket": 41,
+    "clone": 56,
     "fork": 57,
     "vfork": 58,
     "execve": 59,

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, Any, NoReturn, Self
 
@@ -157,7 +157,6 @@ class EnvironmentServer:
             "client": watch,
             "root": self._root,
             "rules": self.sandbox.rules(self._root),
-            "threads": self.sandbox.threads,
             "lock": self.sandbox.locked,
         }
         return subprocess.Popen(
@@ -259,19 +258,16 @@ class JobEnvironment:
             return parse_rewards(answer, len(replies), time.monotonic() - started, self._limits.reward_bound)
 
     def close(self) -> None:
-        """Kill the job's process and release everything; safe to call twice."""
+        """Kill the job's process and release everything; safe to call twice, and when the server is gone already."""
         if not self._closed:
-            self._end(0.0)
+            with suppress(InfraFault):  # then the job's process is gone as well
+                self._end(0.0)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            self.close()
-        except InfraFault:
-            if kind is None:
-                raise
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @contextmanager
     def _judged(self, what: str, seconds: float) -> Iterator[float]:
@@ -303,7 +299,7 @@ class JobEnvironment:
         return answer
 
     def _fail(self, code: str, message: str) -> NoReturn:
-        self.close()
+        self._end(0.0)
         raise fault(code, message)
 
     def _fail_by_ending(self) -> NoReturn:

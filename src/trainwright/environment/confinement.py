@@ -1,8 +1,9 @@
 """What a job's process gives up before it touches the job's code, at every level of the sandbox.
 
 Afterwards it has one descriptor, its channel; it can read the interpreter and its own folder, write nowhere but to its
-memory, its channel and /dev/null, start threads but no process, signal only itself, and reach no network. Output to
-stdout and stderr is discarded, so that printing a gigabyte costs the job time and nobody anything.
+memory, its channel and /dev/null, start no process and no thread, signal only itself, and reach no network. Nothing
+bounds threads or files well at every level, and a reward needs neither. Output to stdout and stderr is discarded, so
+that printing a gigabyte costs the job time and nobody anything.
 
 Runs on the untrusted side; standard library only.
 """
@@ -26,11 +27,10 @@ _DESCRIPTORS = 64
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a job's process may use: address space in bytes, CPU seconds, and threads (0 leaves them unlimited)."""
+    """What a job's process may use: bytes of address space and CPU seconds."""
 
     memory_bytes: int
     cpu_seconds: int
-    threads: int
 
 
 def make_undumpable() -> None:
@@ -48,10 +48,9 @@ def detach(parent: int, channel: socket.socket) -> socket.socket:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(nowhere, standard)
-    if channel.fileno() == kept:
-        channel = channel.dup()
-    os.dup2(channel.fileno(), kept, inheritable=False)
-    channel.detach()
+    descriptor = channel.detach()
+    if descriptor != kept:
+        os.dup2(descriptor, kept, inheritable=False)
     os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
     return socket.socket(fileno=kept)
 
@@ -63,12 +62,10 @@ def confine(allowance: Allowance, *, lock: bool) -> None:
     _limit(resource.RLIMIT_FSIZE, 0)
     _limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
     _limit(resource.RLIMIT_CORE, 0)
-    if allowance.threads:
-        _limit(resource.RLIMIT_NPROC, allowance.threads)
     if not lock:
         return
     _drop_capabilities()
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    forbid_new_privileges()
     if landlock.abi():
         landlock.restrict([("/", landlock.READ), (os.devnull, landlock.READ | landlock.WRITE_FILE)])
     seccomp.install(os.getpid())
@@ -76,7 +73,7 @@ def confine(allowance: Allowance, *, lock: bool) -> None:
 
 def check() -> None:
     """Confine this process as a job's and try to break out a little; print `ok`, or raise what is wrong."""
-    confine(Allowance(memory_bytes=1 << 31, cpu_seconds=10, threads=0), lock=True)
+    confine(Allowance(memory_bytes=1 << 31, cpu_seconds=10), lock=True)
     for what, attempt in (("fork", os.fork), ("open a socket", socket.socket)):
         try:
             attempt()

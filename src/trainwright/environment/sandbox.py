@@ -39,7 +39,6 @@ _SERVER_FILES = ("server.py", "scoring.py", "confinement.py", "landlock.py", "se
 _INSIDE = "/jobserver"
 _SYSTEM_FOLDERS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64")
 _TMPFS_BYTES = 64 * 1024 * 1024
-_THREADS = 64
 _PROBE_SECONDS = 60
 
 _BOOT = """
@@ -63,11 +62,6 @@ class Sandbox:
     def locked(self) -> bool:
         """Return whether jobs are confined."""
         return self.level != "none"
-
-    @property
-    def threads(self) -> int:
-        """Return how many threads a job may have; 0 where the limit would count the user's other processes."""
-        return _THREADS if self.level == "full" else 0
 
     def make_root(self) -> str:
         """Return a folder for the jobs' folders; at the full level one that only the server sees."""

@@ -38,7 +38,7 @@ epoll_wait 232 -, epoll_pwait 281 22, epoll_pwait2 441 441, eventfd 284 -, event
 # sockets that exist: its channel and its own pairs
 sendto 44 206, recvfrom 45 207, sendmsg 46 211, recvmsg 47 212, shutdown 48 210, getsockopt 55 209,
 setsockopt 54 208, getsockname 51 204, getpeername 52 205,
-# threads
+# locks, and what the C library asks for its one thread
 futex 202 98, set_robust_list 273 99, get_robust_list 274 100, set_tid_address 218 96, rseq 334 293,
 membarrier 324 283, sched_yield 24 124, sched_getaffinity 204 123, getcpu 309 168,
 # time
@@ -53,13 +53,11 @@ restart_syscall 219 128, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247
 """
 
 # name: number, index of the argument looked at, mask on its low 32 bits, the values allowed after masking.
-_CLONE_THREAD = 0x00010000
 _F_DUPFD, _F_GETFD, _F_SETFD, _F_GETFL, _F_SETFL, _F_DUPFD_CLOEXEC = 0, 1, 2, 3, 4, 1030
 _TCGETS, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX = 0x5401, 0x541B, 0x5421, 0x5450, 0x5451
 _SOCK_STREAM, _PR_SET_NAME, _PR_GET_NAME = 1, 15, 16
 _ALL = 0xFFFFFFFF
 _CONDITIONAL: dict[str, tuple[tuple[int, int], int, int, tuple[int, ...]]] = {
-    "clone": ((56, 220), 0, _CLONE_THREAD, (_CLONE_THREAD,)),  # threads, no processes
     "fcntl": ((72, 25), 1, _ALL, (_F_DUPFD, _F_GETFD, _F_SETFD, _F_GETFL, _F_SETFL, _F_DUPFD_CLOEXEC)),
     "ioctl": ((16, 29), 1, _ALL, (_TCGETS, _FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX)),
     "prctl": ((157, 167), 0, _ALL, (_PR_SET_NAME, _PR_GET_NAME)),
@@ -68,7 +66,7 @@ _CONDITIONAL: dict[str, tuple[tuple[int, int], int, int, tuple[int, ...]]] = {
     "socketpair": ((53, 199), 1, 0xF, (_SOCK_STREAM,)),
 }
 _TO_ITSELF = {"kill": (62, 129), "tgkill": (234, 131)}
-_CLONE3 = 435  # its flags are behind a pointer; ENOSYS makes the C library use clone
+_CLONE3 = 435  # ENOSYS makes the C library use clone, which is refused: one thread, one process
 _NEWEST_KNOWN = 462  # a call newer than this list: ENOSYS, so that a newer C library falls back
 
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06

@@ -28,7 +28,6 @@ from .confinement import Allowance
 from .protocol import ConnectionClosed, ProtocolError, encode_frame, receive_frame, send_frame
 
 DATAGRAM_LIMIT = 4096
-FOLDER_PREFIX = "job-"
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class Settings:
     client: int
     root: str
     rules: list[tuple[str, int]]
-    threads: int
     lock: bool
 
 
@@ -88,13 +86,13 @@ class Server:
     def open(self, channel: socket.socket, order: dict[str, Any]) -> dict[str, Any]:
         """Fork a child that serves one job on `channel`; return its process id."""
         self.opened += 1
-        folder = Path(self.settings.root, f"{FOLDER_PREFIX}{self.opened}")
+        folder = Path(self.settings.root, f"job-{self.opened}")
         folder.mkdir(mode=0o700)
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             self.control.detach()
-            allowance = Allowance(order["memory_bytes"], order["cpu_seconds"], self.settings.threads)
+            allowance = Allowance(order["memory_bytes"], order["cpu_seconds"])
             serve_job(confinement.detach(parent, channel), folder, allowance, lock=self.settings.lock)
         channel.close()
         self.children[pid] = Child(pid, os.pidfd_open(pid), folder)
@@ -188,7 +186,7 @@ def main(argument: str) -> None:
     if settings.lock:
         confinement.forbid_new_privileges()
         if landlock.abi():
-            landlock.restrict([(path, rights) for path, rights in settings.rules])
+            landlock.restrict(settings.rules)
     gc.collect()
     gc.freeze()  # the children share these pages for as long as their collector leaves them alone
     server = Server(settings)
