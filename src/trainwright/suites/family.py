@@ -112,11 +112,28 @@ def families() -> Mapping[str, Family]:
 
 
 def family_named(name: str) -> Family:
-    """Return one family; raise `ConfigError` that lists the known ones."""
+    """Return one family; raise `ConfigError` that lists the known ones.
+
+    A name that no entry point has may belong to a factory: an entry point `rg` of group `trainwright.family_factories`
+    names a function that takes the full name of any family `rg-...` and returns it or raises `ConfigError`.
+    """
     known = families()
-    if name not in known:
-        raise ConfigError(f"unknown task family {name!r}; known: {', '.join(known) or 'none (is the package installed?)'}")
-    return known[name]
+    if name in known:
+        return known[name]
+    for point in entry_points(group="trainwright.family_factories", name=name.partition("-")[0]):
+        made: Family = point.load()(name)
+        return made
+    raise ConfigError(f"unknown task family {name!r}; known: {', '.join(known) or 'none (is the package installed?)'}")
+
+
+def check_claims(family: Family) -> None:
+    """Raise `ConfigError` when scores of a family must not support a claim, for example because its seeds overlap.
+
+    A family that may have to refuse has a method `check_claims()` that raises; most have none.
+    """
+    refuse = getattr(family, "check_claims", None)
+    if refuse is not None:
+        refuse()
 
 
 def suite_families(suite: str) -> list[Family]:
