@@ -30,7 +30,8 @@ shown = {word for example in task.examples for word in example.prompt.split(":")
 assert not any(shown & set(item.prompt.split(":")[0].split()) for item in items)
 for item in items:
     assert family.score(item, f"So: <answer>{item.answer}</answer>") == 1.0
-    for reply in ("", item.answer, item.prompt, f"<answer>{item.answer}s</answer>", f"<answer>{item.answer}</answer>" * 2):
+    right = f"<answer>{item.answer}</answer>"
+    for reply in ("", item.answer, item.prompt, right.replace("</", "s</"), right * 2):
         assert family.score(item, reply) == 0.0
 settings = check_static(family.reference_job(task, "qwen3-0.6b"), task)
 assert settings.rollouts == task.offer("qwen3-0.6b").rollout_budget
