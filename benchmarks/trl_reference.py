@@ -20,7 +20,8 @@ RewardFunction = Callable[[str, str], float]  # (prompt, reply)
 
 def as_transformers(student: NanoStudent) -> Qwen3ForCausalLM:
     """Return transformers' own model with the student's weights."""
-    model = Qwen3ForCausalLM(Qwen3Config(**student.config.as_qwen3(), pad_token_id=PAD, eos_token_id=END))
+    # No padding token: its embedding would be left out of the gradient, though a student may sample it.
+    model = Qwen3ForCausalLM(Qwen3Config(**student.config.as_qwen3(), eos_token_id=END))
     missing, unexpected = model.load_state_dict(student.state_dict(), strict=False)
     assert missing == ["lm_head.weight"], missing  # tied to the embedding
     assert not unexpected, unexpected

@@ -19,6 +19,7 @@ from trainwright.errors import InfraFault, JobFault
 from trainwright.job.hyperparameters import Hyperparameters
 from trainwright.students.nano import CONFIGS, END, PAD, NanoStudent
 from trainwright.students.nano_model import from_state_dict, to_state_dict
+from trainwright.students.student import Completions
 
 
 @dataclass
@@ -78,7 +79,7 @@ def trl_reference() -> ModuleType:
 def trainer_for(trl_reference: ModuleType, tmp_path: Path) -> Callable[..., Any]:
     def build(student: NanoStudent, reward: Callable[[str, str], float] = share_of_a, **changes: Any) -> Any:
         hp = hyperparameters(batch_size=24, group_size=4, lora_rank=0, **changes)
-        trainer = trl_reference.build_trainer(student, PROMPTS, reward, hp, tmp_path)
+        trainer = trl_reference.build_trainer(student, PROMPTS[:6], reward, hp, tmp_path)
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
         return trainer
@@ -159,6 +160,42 @@ def test_advantages_equal_those_of_trl(student: NanoStudent, trainer_for: Callab
     advantages, spread = group_advantages(drawn, 4, kind)
     torch.testing.assert_close(advantages, output["advantages"], rtol=1e-5, atol=1e-6)
     assert not spread[:4].any()
+
+
+@pytest.mark.parametrize("kind", ["mean", "mean_std"])
+def test_a_whole_training_equals_one_by_trl_on_the_same_completions(
+    student: NanoStudent, trainer_for: Callable[..., Any], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = student.state_dict()
+    student = NanoStudent(student.config, state | {EMBEDDING: 10 * state[EMBEDDING]})
+    changes = {"max_steps": 6, "learning_rate": 1e-3, "temperature": 0.9, "max_grad_norm": 0.05, "advantage": kind}
+    ours = student.fresh()
+    sample, drawn = ours.sample, []
+
+    def recording_sample(*arguments: Any, **settings: Any) -> Completions:
+        drawn.append(sample(*arguments, **settings))
+        return drawn[-1]
+
+    monkeypatch.setattr(ours, "sample", recording_sample)
+    hp = hyperparameters(batch_size=24, group_size=4, lora_rank=0, **changes)
+    training = TorchGRPO().train(ours, FakeEnvironment(PROMPTS[:6], share_of_a), hp, seed=4)
+
+    trainer, replayed = trainer_for(student, **changes), iter(drawn)
+
+    def replay(prompts: list[list[int]], *_: Any) -> tuple[list[list[int]], None]:
+        completions = next(replayed)
+        lengths = completions.mask_BT.sum(1).long().tolist()
+        return [row[:length] for row, length in zip(completions.tokens_BT.tolist(), lengths, strict=True)], None
+
+    monkeypatch.setattr(trainer, "_generate_single_turn", replay)
+    trainer.train()
+
+    assert next(replayed, None) is None
+    assert max(row["grad_norm"] for row in training.metrics) > 0.05  # the clipping was in force
+    expected, before = trainer.model.state_dict(), student.state_dict()
+    for name, tensor in ours.state_dict().items():
+        moved, apart = (expected[name] - before[name]).norm(), (expected[name] - tensor).norm()
+        assert apart < 1e-3 * moved, name
 
 
 # The objective
