@@ -128,6 +128,8 @@ class FakeRunpod:
         self.centers = centers
         self.pods: list[FakePod] = []
         self.requests: list[str] = []
+        self.proxied: list[str] = []
+        self.uploads: list[tuple[int, bytes]] = []
         self.unauthorized = 0
         self.lock = threading.RLock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -527,6 +529,10 @@ class FakeRunpod:
         if pod is None or not pod.port:
             return raw(handler, 404, b"<html>no such pod</html>")
         category = categorize(handler.command, "/" + rest)
+        with self.lock:
+            self.proxied.append(category)
+            if category in {"declare", "files"}:
+                self.uploads.append((pod.number, rest.encode() + body))
         fault = self.fire(f"proxy:{category}", pod.number) or self.fire("proxy:any", pod.number)
         if fault and self._proxy_fault(handler, fault):
             return None

@@ -263,7 +263,8 @@ class RunpodPool:
             except TrainwrightError as error:
                 self._fail(error)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(wait, 0.01))
+                async with asyncio.timeout(max(wait, 0.01)):  # `wait_for` of Python 3.11 can swallow a cancellation
+                    await self._wake.wait()
             self._wake.clear()
 
     async def _scale(self) -> None:

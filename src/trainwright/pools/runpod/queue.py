@@ -81,7 +81,8 @@ class WorkQueue:
         async with self._changed:
             while not (mine := self.waiting(role)):
                 try:
-                    await asyncio.wait_for(self._changed.wait(), max(0.0, limit - time.monotonic()))
+                    async with asyncio.timeout(max(0.0, limit - time.monotonic())):
+                        await self._changed.wait()
                 except TimeoutError:
                     return None
             work = mine[choose([one.group for one in mine], own, serving)]
