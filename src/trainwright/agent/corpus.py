@@ -15,7 +15,7 @@ from trainwright.suites.nano.base import NanoFamily
 from trainwright.suites.nano.warm_up import FAMILIES
 
 REWARDS = (
-    "float(trace.last_reply == self.data.answer)",
+    *["float(trace.last_reply == self.data.answer)"] * 3,
     "float(len(trace.last_reply) == len(self.data.answer))",
     "float(trace.last_reply[:1] == self.data.answer[:1])",
     "float(trace.last_reply != self.data.answer)",
@@ -97,7 +97,7 @@ def _hyperparameters(task: Task, rng: random.Random) -> str:
         "learning_rate": rng.choice(LEARNING_RATES),
         "max_steps": rng.choice((3, 5, 10, 15, 15, 30)),
         "batch_size": rng.choice((16, 32, 64, 64)),
-        "group_size": rng.choice((2, 4, 8, 8, 16, 6)),
+        "group_size": rng.choice((2, 4, 4, 8, 8, 16, 6)),
         "lora_rank": rng.choice((0, 0, 4, 16)),
     }
     return "".join(f"{name} = {value}\n" for name, value in values.items())

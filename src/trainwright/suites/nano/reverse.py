@@ -13,7 +13,7 @@ class Reverse(NanoFamily):
     """Write a word backwards; tasks differ in alphabet and length."""
 
     name = "reverse"
-    grid = {"alphabet": ALPHABETS, "longest": (5, 6)}
+    grid = {"alphabet": ALPHABETS, "longest": (4, 5)}
     chance = 0.12
 
     def item(self, parameters: Mapping[str, Parameter], rng: random.Random) -> Item:

@@ -33,7 +33,7 @@ def wide_parameters(family: str, rng: random.Random) -> dict[str, Parameter]:
 
     match family:
         case "reverse":
-            return {"alphabet": letters(6), "longest": rng.randint(4, 6)}
+            return {"alphabet": letters(6), "longest": rng.randint(4, 5)}
         case "shift":
             return {"alphabet": letters(6), "direction": rng.choice("+-"), "places": rng.randint(1, 2)}
         case "sort":
@@ -41,7 +41,7 @@ def wide_parameters(family: str, rng: random.Random) -> dict[str, Parameter]:
         case "unique":
             return {"alphabet": letters(4), "longest": rng.randint(5, 7)}
         case "count":
-            return {"alphabet": letters(3), "length": rng.randint(5, 6)}
+            return {"alphabet": letters(3), "length": rng.randint(4, 5)}
         case "add":
             return {"digits": rng.randint(1, 2), "largest": 9}
     raise ValueError(family)
