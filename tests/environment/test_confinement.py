@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import trainwright
-from trainwright.environment import sandbox
 from trainwright.environment.client import EnvironmentServer
 from trainwright.errors import JobFault
 
@@ -229,33 +227,3 @@ def test_its_limits_can_not_be_raised(attempt: Attempt) -> None:
     )
     assert found[0] == f"[({2 << 30}, {2 << 30}), (0, 0), (64, 64)]"
     assert found[1].startswith(("ValueError", "PermissionError"))
-
-
-@pytest.mark.slow
-def test_the_package_is_hidden_where_it_is_installed_beside_its_libraries(
-    job: WriteJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pretend that another installed package is this one, as in a virtual environment without source tree."""
-    import importlib.util
-
-    spec, seen = importlib.util.find_spec("hypothesis"), importlib.util.find_spec("yaml")
-    assert spec is not None
-    assert spec.origin is not None
-    assert seen is not None
-    package = Path(spec.origin).parent
-    if not package.is_relative_to(sys.prefix):
-        pytest.skip("the libraries are not in the interpreter's prefix")
-    monkeypatch.setattr(sandbox, "_PACKAGE", package)
-    load = f"""
-    for path in ({str(package / "__init__.py")!r}, {str(package / "core.py")!r}, vf.__file__, {seen.origin!r}):
-        try:
-            yield Problem(Data(prompt=str(len(open(path).read()) > 0)))
-        except OSError as error:
-            yield Problem(Data(prompt=type(error).__name__))
-    """
-    for level in ("full", "reduced"):
-        monkeypatch.setenv(sandbox.LEVEL_VARIABLE, level)
-        with EnvironmentServer(sandbox.detect()) as server, server.open(job(load=load), seed=1) as environment:
-            found = [row.messages[0]["content"] for row in environment.rows(9)]
-        assert found[2:] == ["True", "True"]
-        assert set(found[:2]) <= {"FileNotFoundError", "PermissionError"}, (level, found)

@@ -99,38 +99,41 @@ def test_the_server_inherits_no_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert environment["PYTHONHASHSEED"] == "0"
 
 
-def tree(root: Path) -> Path:
-    """Make a virtual environment's folders with a package in them; return the package."""
-    package = root / "lib" / "python3" / "site-packages" / "package"
-    (package / "inner").mkdir(parents=True)
-    (package.parent / "other").mkdir()
-    (root / "bin").mkdir()
-    (root / "lib64").symlink_to("lib")
-    (package / "module.py").touch()
-    (package.parent / "other.py").touch()
-    return package
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Make a virtual environment with two withheld packages and a module, and a link that leads to it; return them."""
+    site = tmp_path / "real" / "lib" / "python3" / "site-packages"
+    for name in ("package", "package_hidden", "other"):
+        (site / name / "inner").mkdir(parents=True)
+        (site / name / "module.py").touch()
+    (tmp_path / "real" / "bin").mkdir()
+    (tmp_path / "real" / "lib64").symlink_to("lib")
+    (tmp_path / "link").symlink_to("real")
+    (site / "single.py").touch()
+    (site / "other.py").touch()
+    found = [site / "package", site / "package_hidden", site / "single.py"]
+    monkeypatch.setattr(sandbox, "withheld", lambda: tuple(found))
+    monkeypatch.setattr(sandbox, "_prefixes", lambda: [str(tmp_path / "link"), str(tmp_path / "real")])
+    return found
 
 
-def test_landlock_rules_leave_the_package_out_even_behind_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tree(tmp_path)
-    monkeypatch.setattr(sandbox, "_PACKAGE", package)
-    monkeypatch.setattr(sandbox, "_prefixes", lambda: [str(tmp_path)])
+def test_landlock_rules_leave_the_packages_out_even_behind_links(packages: list[Path], tmp_path: Path) -> None:
     readable = [Path(path).resolve() for path, rights in sandbox._readable() if rights & landlock.READ_FILE]
-    site = package.parent
-    assert {site / "other", site / "other.py", tmp_path / "bin"} <= set(readable)
-    assert not any(package.is_relative_to(path) or path.is_relative_to(package) for path in readable)
+    site = packages[0].parent
+    assert {site / "other", site / "other.py", tmp_path / "real" / "bin"} <= set(readable)
+    for package in packages:
+        assert not any(package.is_relative_to(path) or path.is_relative_to(package) for path in readable)
 
 
-def test_bubblewrap_covers_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tree(tmp_path)
-    monkeypatch.setattr(sandbox, "_PACKAGE", package)
-    monkeypatch.setattr(sandbox, "_prefixes", lambda: [str(tmp_path)])
+def test_bubblewrap_covers_the_packages_under_every_name(packages: list[Path], tmp_path: Path) -> None:
     command = sandbox._bubblewrap()
-    bound = max(n for n, word in enumerate(command) if word == str(tmp_path))
-    covered = max(n for n, word in enumerate(command) if command[n - 1] == "--tmpfs" and word == str(package))
-    assert bound < covered
+    for prefix in (tmp_path / "link", tmp_path / "real"):
+        bound = max(n for n, word in enumerate(command) if word == str(prefix))
+        for package in packages:
+            path = str(prefix / package.relative_to(tmp_path / "real"))
+            covers = ["--ro-bind", "/dev/null", path] if package.is_file() else ["--tmpfs", path]
+            assert command[command.index(path) - len(covers) + 1 :][: len(covers)] == covers
+            assert bound < command.index(path)
 
 
 def test_what_is_bound_is_the_interpreter_and_not_the_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,10 @@
 | `reduced` | Landlock: reads the interpreter only | confined |
 | `none` | an ordinary process; only with `unsafe_no_sandbox` | limits on memory, CPU time and file size only |
 
+"The interpreter" is its folders and those of the virtual environment, libraries included, without what is `withheld`.
 "Confined" is what `confinement` does: Landlock where the kernel has it, a seccomp allow-list, resource limits. At the
-reduced level a job can still learn whether a path exists and how large it is, since Landlock doesn't govern that.
+reduced level a job can still learn whether a path exists and how large it is, since Landlock doesn't govern that, and
+the names of files below the interpreter's folders, withheld ones too, since Landlock can't except a folder.
 Checked with bubblewrap 0.8.0 on Linux 6.18.
 """
 
@@ -18,13 +20,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-import trainwright
 from trainwright.environment import landlock, seccomp
+from trainwright.environment.withheld import withheld
 from trainwright.errors import SandboxError
 
 Level = Literal["full", "reduced", "none"]
@@ -33,7 +35,6 @@ LEVEL_VARIABLE = "TRAINWRIGHT_SANDBOX"
 
 INSTALL_BUBBLEWRAP = "install bubblewrap 0.8 or newer (Debian, Ubuntu: apt install bubblewrap) for the full sandbox"
 
-_PACKAGE = Path(trainwright.__file__).resolve().parent
 _SOURCES = Path(__file__).resolve().parent
 _SERVER_FILES = ("server.py", "scoring.py", "confinement.py", "landlock.py", "seccomp.py", "protocol.py")
 _INSIDE = "/jobserver"
@@ -153,20 +154,34 @@ def _bubblewrap() -> list[str]:
     flags = "--unshare-all --unshare-user --disable-userns --die-with-parent --new-session --as-pid-1 --cap-drop ALL"
     program = shutil.which("bwrap") or "bwrap"  # by our PATH, not by the one inside
     command = [program, *flags.split(), "--uid", "65534", "--gid", "65534"]
-    command += ["--dev", "/dev", "--size", str(_TMPFS_BYTES), "--tmpfs", "/tmp", "--ro-bind", "/usr", "/usr"]
+    command += ["--dev", "/dev", "--size", str(_TMPFS_BYTES), "--tmpfs", "/tmp"]
     command += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    bound = ["/usr", *_prefixes()]
     for folder in _SYSTEM_FOLDERS:
         if os.path.islink(folder):
             command += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
-            command += ["--ro-bind", folder, folder]
-    for prefix in _prefixes():
-        command += ["--ro-bind", prefix, prefix]
-    if any(_PACKAGE.is_relative_to(seen) for seen in ("/usr", *_prefixes())):
-        command += ["--tmpfs", str(_PACKAGE), "--remount-ro", str(_PACKAGE)]
+            bound.append(folder)
+    for folder in bound:
+        command += ["--ro-bind", folder, folder]
+    for folder in bound:
+        command += [word for path in _withheld_below(folder) for word in _cover(path)]
     for name in _SERVER_FILES:
         command += ["--ro-bind", str(_SOURCES / name), f"{_INSIDE}/{name}"]
     return [*command, "--remount-ro", "/", "--chdir", "/tmp"]
+
+
+def _withheld_below(folder: str) -> list[Path]:
+    """Return the withheld paths below a folder, as they are called there: the folder may be a link to their place."""
+    real = Path(folder).resolve()
+    return [Path(folder, path.relative_to(real)) for path in withheld() if path.is_relative_to(real)]
+
+
+def _cover(path: Path) -> list[str]:
+    """Return bubblewrap's words that put something empty over a bound path."""
+    if path.is_dir():
+        return ["--tmpfs", str(path), "--remount-ro", str(path)]
+    return ["--ro-bind", os.devnull, str(path)] if path.exists() else []
 
 
 def _prefixes() -> list[str]:
@@ -181,22 +196,20 @@ def _prefixes() -> list[str]:
 
 
 def _readable() -> Iterator[tuple[str, int]]:
-    """Yield Landlock rules for the interpreter, its libraries and the virtual environment, without this package."""
-    for path in ("/usr", *_SYSTEM_FOLDERS, "/etc/ld.so.cache", "/etc/localtime", *_prefixes()):
-        if _PACKAGE.is_relative_to(path):
-            yield path, landlock.READ_DIR  # Landlock can't except a folder, so name every other one
-            yield from ((str(entry), landlock.READ) for entry in _siblings(Path(path), _PACKAGE))
-        else:
-            yield path, landlock.READ
+    """Yield Landlock rules for the interpreter, its libraries and the virtual environment, without what is withheld.
 
-
-def _siblings(folder: Path, hole: Path) -> Sequence[Path]:
-    """Return everything below `folder` but `hole`, in as few paths as possible.
-
-    Without symbolic links: a rule on one would allow its target, and `lib64` of a virtual environment leads to `lib`.
+    By real paths, since a rule on a link would allow its target, whatever that holds.
     """
-    found: list[Path] = []
-    for part in hole.relative_to(folder).parts:
-        found += [entry for entry in folder.iterdir() if entry.name != part and not entry.is_symlink()]
-        folder = folder / part
-    return found
+    for path in ("/usr", *_SYSTEM_FOLDERS, "/etc/ld.so.cache", "/etc/localtime", *_prefixes()):
+        yield from _around(Path(path).resolve())
+
+
+def _around(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield rules for everything at and below a real path that is not withheld, in as few as possible."""
+    if not any(hole.is_relative_to(path) for hole in withheld()):
+        yield str(path), landlock.READ
+    elif path not in withheld():
+        yield str(path), landlock.READ_DIR
+        for entry in path.iterdir():
+            if not entry.is_symlink():  # `lib64` of a virtual environment leads to `lib`
+                yield from _around(entry)
