@@ -76,7 +76,9 @@ BAD = {
     "no_artifact": "true",
     "artifact_invalid": "printf 'nonsense' > \"$TRAINWRIGHT_OUT/artifact\"",
     "killed": "kill -9 $$",
+    "out_of_memory": "printf 'oom_kill 9\\n' > \"$TRAINWRIGHT_OUT/../../../cgroup/memory.events\"; kill -9 $$",
 }
+REASONS = {kind: kind for kind in BAD} | {"hang": "timeout"}
 HYPERPARAMETERS = Hyperparameters(student="small")
 
 
@@ -114,7 +116,7 @@ def settings(fake: FakeRunpod, times: Mapping[str, float] = PATIENT, **changes: 
     table: dict[str, Any] = {
         "image": "stand-in/image@sha256:0",
         "job_command": SHELL,
-        "gpus": [{"id": id} for id in fake.gpus],
+        "gpus": [{"id": id, "max_usd_per_hour": 1000.0} for id in fake.gpus],
         "base_url": fake.base_url,
         "proxy_template": fake.proxy_template,
         "times": dict(times),

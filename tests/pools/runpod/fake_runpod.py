@@ -243,6 +243,10 @@ class FakeRunpod:
         smi.chmod(0o755)
         for folder in (pod.folder.parent, pod.folder, pod.folder / "bin"):
             folder.chmod(0o755)
+        cgroup = pod.folder / "cgroup"  # the kernel's counter; a job that plays out of memory writes it itself
+        cgroup.mkdir(exist_ok=True)
+        (cgroup / "memory.events").write_text("oom_kill 0\n")
+        (cgroup / "memory.events").chmod(0o666)
         skew = 3600 if "clock_behind" in kinds else -3600 if "clock_ahead" in kinds else 0
         pod.port = free_port()
         uid = str(next(UIDS)) if self._own_users else "same"
@@ -252,7 +256,7 @@ class FakeRunpod:
             "RUNPOD_API_KEY": pod.key,
             "TRAINWRIGHT_PORT": str(pod.port),
             "TRAINWRIGHT_FOLDER": str(disk),
-            "TRAINWRIGHT_CGROUP": str(pod.folder),
+            "TRAINWRIGHT_CGROUP": str(pod.folder / "cgroup"),
             "TRAINWRIGHT_JOB_UID": uid,
             "TRAINWRIGHT_DEADLINE": str(int(env["TRAINWRIGHT_DEADLINE"]) + skew),
         }
@@ -397,8 +401,7 @@ class FakeRunpod:
         elif handler.command == "GET" and rest == ["logs"]:
             self._logs(handler, pod)
         elif handler.command == "DELETE" and not rest:
-            raw(handler, 204, b"")
-            self.end(pod, by)
+            self._terminate(handler, pod, by)
         elif handler.command == "POST" and rest == ["action"]:
             action = json.loads(body).get("action")
             if action not in {"start", "stop", "restart", "terminate"} or set(json.loads(body)) != {"action"}:
@@ -406,8 +409,7 @@ class FakeRunpod:
             elif action not in ACTIONS[pod.status]:
                 problem(handler, 409, f"{action} is not valid for status {pod.status}")
             elif action == "terminate":
-                raw(handler, 204, b"")
-                self.end(pod, by)
+                self._terminate(handler, pod, by)
             else:
                 if action == "restart" and not self.fire("restart", pod.number):
                     threading.Thread(target=self.restart, args=(pod,), daemon=True).start()
@@ -416,6 +418,14 @@ class FakeRunpod:
                 reply(handler, 200, self.shown(pod))
         else:
             problem(handler, 404, "resource not found")
+
+    def _terminate(self, handler: BaseHTTPRequestHandler, pod: FakePod, by: str) -> None:
+        if by == "itself":  # it won't live to read the reply otherwise
+            raw(handler, 204, b"")
+            self.end(pod, by)
+        else:
+            self.end(pod, by)
+            raw(handler, 204, b"")
 
     def _create(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
         try:

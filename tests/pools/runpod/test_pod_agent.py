@@ -127,11 +127,10 @@ async def test_endings_are_told_apart(pods_folder: Path) -> None:
         late = await run(agent, "late", "trap '' TERM; while :; do sleep 0.1; done", wall=0.3)
         assert late.ended == "timeout"
         await agent.delete("late")
-        (one.folder / "memory.events").write_text("oom 0\noom_kill 0\n")
         await agent.upload("oom", SHELL, {}, 20, {"job.sh": b"echo up; sleep 0.3; kill -9 $$"})
         await agent.start("oom")
         await up(agent, "oom")
-        (one.folder / "memory.events").write_text("oom 1\noom_kill 1\n")
+        (one.folder / "cgroup" / "memory.events").write_text("oom 1\noom_kill 1\n")
         assert (await finished(agent, "oom")).ended == "oom"
 
 

@@ -101,6 +101,7 @@ async def test_a_pod_that_does_not_restart_is_replaced(pods_folder: Path) -> Non
         ("no_artifact", "no_artifact"),
         ("artifact_invalid", "artifact_invalid"),
         ("killed", "killed"),
+        ("out_of_memory", "out_of_memory"),
     ],
 )
 async def test_a_jobs_own_fault_is_its_outcome(pods_folder: Path, kind: str, reason: str) -> None:

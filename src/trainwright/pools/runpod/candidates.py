@@ -60,6 +60,14 @@ class Candidates:
         """Return the first candidate that doesn't wait, None when all do."""
         return next((one for one in self._ordered if self._until.get(one.place, 0.0) <= now), None)
 
+    def why_none(self) -> str:
+        """Return why `next` has nothing."""
+        if self._ordered:
+            return "every candidate was refused and waits"
+        return (
+            "the catalog has none of pool.runpod.gpus in stock below its price limit, with this cloud and CUDA version"
+        )
+
     def wait(self, now: float) -> float:
         """Return the seconds until the next candidate may be tried, the backoff when the catalog has none."""
         waits = [self._until.get(one.place, 0.0) - now for one in self._ordered]

@@ -111,7 +111,7 @@ class Fleet:
         if candidate is None:
             if words := self.candidates.broken_rule():
                 raise OursToFix(f"every candidate is refused, and not for lack of capacity: {words}", 400)
-            raise NoRoom("no candidate can be tried now", self.candidates.wait(time.monotonic()))
+            raise NoRoom(self.candidates.why_none(), self.candidates.wait(time.monotonic()))
         now = time.time()
         first_lease = self.times.boot + self.times.lease
         purse, money = self.purse(), self.config.money
@@ -180,7 +180,8 @@ class Fleet:
     def _adopt(self, row: PodRow, pod: Pod) -> None:
         """Write the id of the pod, and its price if it's higher than the catalog said."""
         price = max(row.usd_per_hour, pod.usd_per_hour)
-        self.records.move(row, "BOOTING", time.time(), pod_id=pod.id, usd_per_hour=price)
+        self.records.update(row, pod_id=pod.id, usd_per_hour=price)
+        self.records.move(row, "BOOTING", time.time())
         purse, money = self.purse(), self.config.money
         if purse.usd_per_hour > money.max_usd_per_hour or purse.spent + purse.reserved > money.max_usd_total:
             raise BootFailed(f"{row.name}: ${price:.2f} an hour is more than the catalog said and breaks a cap")
@@ -234,7 +235,8 @@ class Fleet:
                 if self.config.require_gpu and not health.gpus:
                     raise BootFailed(f"{row.name}: the pod has no working GPU")
                 self.records.move(row, "IDLE", time.time(), boot_id=health.boot_id)
-                await self.renew(row)
+                with contextlib.suppress(Unreachable):
+                    await self.renew(row)
                 return
             await asyncio.sleep(self.times.poll)
         lines = await self.api.logs(row.pod_id)
@@ -342,7 +344,7 @@ class Fleet:
         for row in self.records.live():
             if prices.get(row.pod_id, 0.0) > row.usd_per_hour + 1e-6:
                 log.warning("%s: costs $%.3f an hour, more than believed", row.name, prices[row.pod_id])
-                self.records.move(row, row.phase, time.time(), usd_per_hour=prices[row.pod_id])
+                self.records.update(row, usd_per_hour=prices[row.pod_id])
 
     async def _delete_all(self, row: PodRow) -> bool:
         """Delete the row's pod; without an id, every pod of its name that shows up until none can any more."""

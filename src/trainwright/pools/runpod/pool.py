@@ -71,6 +71,7 @@ class RunpodPool:
         self._start_lock = asyncio.Lock()
         self._wake = asyncio.Event()
         self._boot_failures = 0
+        self._obstacle = ""
         self._started = self._closed = False
 
     # The protocol
@@ -151,14 +152,13 @@ class RunpodPool:
         self._closed = True
         for work in [*self._queue.drain(), *self._works.values()]:
             work.done.cancel()
-        tasks = [*self._loops, *self._workers.values()]
-        for task in tasks:
+        for task in [*self._loops, *(task for worker, task in self._workers.items() if not worker.ending)]:
             task.cancel()
-        if tasks:
-            _, pending = await asyncio.wait(tasks, timeout=self.config.times.close)
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
+        tasks = [*self._loops, *self._workers.values()]
+        _, pending = await asyncio.wait(tasks, timeout=self.config.times.close)
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
         for row in self._records.live():
             until = time.strftime("%H:%M:%S", time.localtime(row.lease_until))
             log.error("%s (%s) could not be deleted; it deletes itself at %s", row.name, row.pod_id or "?", until)
@@ -254,10 +254,9 @@ class RunpodPool:
                 self._expire()
                 await self._scale()
                 wait = self.config.times.heartbeat
-            except NoRoom as error:
+            except (NoRoom, Wait) as error:
                 wait = error.seconds
-            except Wait as error:
-                wait = error.seconds
+                self._note(error)
             except RunpodError as error:
                 self._refused(error)
             except TrainwrightError as error:
@@ -334,7 +333,13 @@ class RunpodPool:
         elif isinstance(error, OursToFix):
             self._fail(ConfigError(f"Runpod refuses our request; check the table [pool.runpod] ({error})"))
         else:
+            self._note(error)
+
+    def _note(self, error: Exception) -> None:
+        """Log what keeps us from renting when it changes, and keep it for whoever waits too long."""
+        if str(error) != self._obstacle:
             log.warning("%s", error)
+        self._obstacle = str(error)
 
     def _fail(self, error: Exception) -> None:
         for work in self._queue.drain():
@@ -348,7 +353,8 @@ class RunpodPool:
                 if time.monotonic() - work.queued_at > self.config.times.queue:
                     self._queue.remove(work)
                     if not work.done.done():
-                        work.done.set_exception(InfraFault("no_capacity", "no pod could be rented for it in time"))
+                        why = f"no pod could be rented for it in time: {self._obstacle}"
+                        work.done.set_exception(InfraFault("no_capacity", why))
 
     # Results
 

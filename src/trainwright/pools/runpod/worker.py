@@ -43,6 +43,7 @@ class PodWorker:
     ) -> None:
         self.row = row
         self.work: Work | None = resumed[0] if resumed else None
+        self.ending = False
         self._fleet, self._queue, self._records = fleet, queue, fleet.records
         self._config, self._times = fleet.config, fleet.config.times
         self._service, self._collect, self._serving = service, collect, serving
@@ -68,6 +69,7 @@ class PodWorker:
         finally:
             if self._resumed:
                 await self._drop_resumed("its pod could not be resumed")
+            self.ending = True  # from here on nobody cancels: a deletion that has begun is seen through
             await self._fleet.terminate(self.row, reason, kind=kind)
 
     async def _open(self) -> None:
