@@ -12,6 +12,7 @@ from typing import Any
 from trainwright.pools.runpod.records import JobRow
 
 TRAINING = "training"
+JOBS_PER_POD = 2
 
 
 def pods_wanted(waiting: int, busy: int, limit: int) -> int:
@@ -22,14 +23,17 @@ def pods_wanted(waiting: int, busy: int, limit: int) -> int:
 def choose(waiting: Sequence[str], own: str, serving: Iterable[str]) -> int:
     """Return the index of the work a free pod takes next; `waiting` holds trust groups, oldest first, not empty.
 
-    Its own group first, which needs no restart. Else the group with the most waiting work for each pod that serves it,
-    the oldest of equals: pods spread over groups once and stay there, instead of restarting for every job.
+    Its own group first, which needs no restart. Else the oldest group with more than two waiting jobs for each pod that
+    serves it: old groups hold up the policy update, but joining one whose pods are nearly done costs a restart for
+    little. Else the group with the most work for each pod. `benchmarks/pods.py` compares this with oldest first.
     """
     if own and own in waiting:
         return waiting.index(own)
     pods, work = Counter(serving), Counter(waiting)
-    best = max(work, key=lambda group: (work[group] / (pods[group] + 1), -waiting.index(group)))
-    return waiting.index(best)
+    for group in dict.fromkeys(waiting):
+        if work[group] > JOBS_PER_POD * pods[group]:
+            return waiting.index(group)
+    return waiting.index(max(work, key=lambda group: (work[group] / (pods[group] + 1), -waiting.index(group))))
 
 
 @dataclass(eq=False)
