@@ -21,6 +21,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from statistics import fmean
 
 from trainwright.pools.runpod.queue import choose, pods_wanted
@@ -147,7 +148,7 @@ class Run:
             self._started += 1
             self._open[step] = self.world.groups * self.world.group_size
             for group in range(self.world.groups):
-                self._after(self._draw("answer"), lambda step=step, group=group: self._answered(step, group))
+                self._after(self._draw("answer"), partial(self._answered, step, group))
 
     def _answered(self, step: int, group: int) -> None:
         for _ in range(self.world.group_size):
@@ -155,12 +156,12 @@ class Run:
                 self._episode_done(step)
             else:
                 seconds = min(self._draw("job"), self.world.job_limit)
-                self._waiting.append(Task("training", f"{step}-{group}", seconds, lambda: self._trained(step)))
+                self._waiting.append(Task("training", f"{step}-{group}", seconds, partial(self._trained, step)))
         self._dispatch()
 
     def _trained(self, step: int) -> None:
         seconds = self._draw("evaluation")
-        self._waiting.append(Task("evaluation", "", seconds, lambda: self._episode_done(step)))
+        self._waiting.append(Task("evaluation", "", seconds, partial(self._episode_done, step)))
         self._dispatch()
 
     def _episode_done(self, step: int) -> None:
@@ -199,7 +200,7 @@ class Run:
                 pod = Pod(role, "booting", self.now)
                 self._pods.append(pod)
                 self.bill.pods += 1
-                self._after(self._draw("boot"), lambda pod=pod: self._rest(pod))
+                self._after(self._draw("boot"), partial(self._rest, pod))
 
     @property
     def _training_room(self) -> int:
@@ -211,7 +212,7 @@ class Run:
         pod.group = task.group
         lost = pod.role == "training" and self.random.random() < self.world.lost
         if dirty:
-            self._after(self._draw("restart"), lambda: self._work(pod, task, lost))
+            self._after(self._draw("restart"), partial(self._work, pod, task, lost))
         else:
             self._work(pod, task, lost)
 

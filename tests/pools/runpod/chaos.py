@@ -179,7 +179,8 @@ def judge(scenario: Scenario, fake: FakeRunpod, folder: Path, report: Report) ->
             report.broken.append("reap left a pod")
     spent, folders = fake.spent(), [folder / "run", folder / "rival"]
     allowed = scenario.cap * (2 if scenario.rival == "other folder" else 1) + MINUTE * max(GPUS.values()) / 3600
-    if spent > allowed and not abandoned and not any(fault.kind == "dearer" for fault in scenario.faults):
+    known = not (abandoned and any(without_agent(pod) for pod in fake.pods))
+    if spent > allowed and known and not any(fault.kind == "dearer" for fault in scenario.faults):
         report.broken.append(f"${spent:.3f} spent, ${allowed:.3f} allowed")
     booked = sum(books(one) for one in folders)
     if booked < 0.9 * spent - 2 * MINUTE * max(GPUS.values()) / 3600 and not abandoned:

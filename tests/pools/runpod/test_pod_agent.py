@@ -259,7 +259,7 @@ async def test_a_broken_server_does_not_keep_the_pod_alive(pods_folder: Path, ki
 async def test_a_pod_deletes_itself_although_the_api_is_down_at_first(pods_folder: Path) -> None:
     async with pod(pods_folder, lease=0.5) as (fake, one, _):
         real_end = fake.end
-        refusals = iter(range(3))
+        refusals = iter(range(1))
 
         def end(pod: FakePod, by: str) -> None:
             if next(refusals, None) is None:

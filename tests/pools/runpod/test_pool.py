@@ -30,6 +30,11 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["controller"])
 
 
+def slow(*cases: Any) -> list[Any]:
+    """Return cases that only the slow tests run: each waits out some real time."""
+    return [pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow) for case in cases]
+
+
 @asynccontextmanager
 async def running(
     folder: Path, faults: list[Fault] | None = None, *, fake: FakeRunpod | None = None, **changes: Any
@@ -171,7 +176,7 @@ async def test_pods_that_do_not_boot_are_replaced_and_in_the_end_stop_the_run(po
             await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
 
 
-@pytest.mark.parametrize("kind", ["no_capacity", "no_capacity_500", "forbidden", "rule"])
+@pytest.mark.parametrize("kind", ["no_capacity", *slow("no_capacity_500", "forbidden", "rule")])
 async def test_a_refused_candidate_is_followed_by_the_next(pods_folder: Path, kind: str) -> None:
     async with running(pods_folder, [Fault("create", kind, times=3)]) as (fake, pods):
         await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
@@ -179,7 +184,9 @@ async def test_a_refused_candidate_is_followed_by_the_next(pods_folder: Path, ki
         assert fake.pods[0].body["gpu"]["id"] == "NVIDIA L40S"
 
 
-@pytest.mark.parametrize("kind", ["error", "drop_request", "drop_reply", "created_but_502", "duplicate", "rate_limit"])
+@pytest.mark.parametrize(
+    "kind", ["drop_reply", "duplicate", *slow("error", "drop_request", "created_but_502", "rate_limit")]
+)
 async def test_a_lost_create_is_looked_for_before_it_is_repeated(pods_folder: Path, kind: str) -> None:
     async with running(pods_folder, [Fault("create", kind)], times__idle=2.0) as (fake, pods):
         await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
@@ -255,10 +262,7 @@ async def test_a_pod_that_costs_more_than_the_catalog_said_is_sent_back(pods_fol
         assert fake.pods[0].boots == 0
 
 
-HOSTILE = ["redirect", "nonsense", "huge", "slow_loris"]
-
-
-@pytest.mark.parametrize("kind", [*HOSTILE, "502", "524", "drop"])
+@pytest.mark.parametrize("kind", ["redirect", "huge", "524", *slow("nonsense", "slow_loris", "502", "drop")])
 async def test_the_proxy_or_a_hostile_pod_can_not_turn_a_job_into_a_fault(pods_folder: Path, kind: str) -> None:
     faults = [Fault("proxy:status", kind, skip=2, times=3, pod=0)]
     async with running(pods_folder, faults, times__request=1.0, times__lost=2.0) as (fake, pods):
@@ -267,7 +271,9 @@ async def test_the_proxy_or_a_hostile_pod_can_not_turn_a_job_into_a_fault(pods_f
         assert (len(fake.pods) == 1) == (kind in {"502", "524", "drop", "slow_loris"})
 
 
-@pytest.mark.parametrize(("kind", "times"), [("truncate", 1), ("forge", 2), ("forge", 3), ("huge", 3), ("502", 5)])
+@pytest.mark.parametrize(
+    ("kind", "times"), [("truncate", 1), ("forge", 3), *slow(("forge", 2), ("huge", 3), ("502", 5))]
+)
 async def test_an_artifact_that_does_not_match_its_hash_is_not_used(pods_folder: Path, kind: str, times: int) -> None:
     faults = [Fault("proxy:artifact", kind, times=times, pod=0)]
     async with running(pods_folder, faults) as (fake, pods):
@@ -347,6 +353,22 @@ async def test_pods_of_a_killed_controller_delete_themselves(pods_folder: Path) 
         await until(lambda: not fake.live())
         assert [pod.ended_by for pod in fake.pods] == ["itself"]
         process.join()
+
+
+@pytest.mark.slow
+async def test_the_total_cap_holds_although_the_controller_is_killed(pods_folder: Path) -> None:
+    price, cap = 36.0, 0.08  # a cent a second
+    with FakeRunpod(pods_folder / "pods", gpus={"NVIDIA L40S": price}) as fake:
+        config = settings(fake, times__lease=6.0, times__boot=1.0, money__max_usd_total=cap).model_dump()
+        (pods_folder / "run").mkdir()
+        process = control(controller.Plan(pods_folder / "run", config, {"train-0-0-0": ("x", "60")}))
+        await until(lambda: fake.spent() > 0.75 * cap)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: not fake.live())
+        process.join()
+        assert [pod.ended_by for pod in fake.pods] == ["itself"]
+        assert fake.spent() < cap + 2 * price / 3600
 
 
 async def test_the_next_controller_goes_on_with_the_job_of_a_killed_one(pods_folder: Path) -> None:

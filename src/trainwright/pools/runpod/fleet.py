@@ -84,7 +84,7 @@ class Fleet:
         self.config, self.records, self.api, self.candidates = config, records, api, candidates
         self.times = config.times
         self.listing = Listing(api, config.times.listing)
-        self._base_url, self._proxy = base_url, proxy
+        self._base_url, self.proxy = base_url, proxy
         self._http = httpx.AsyncClient(timeout=config.times.request, follow_redirects=False, trust_env=False)
         self._catalog_at = -1e9
         self._catalog_lock = asyncio.Lock()
@@ -95,7 +95,7 @@ class Fleet:
 
     def agent(self, row: PodRow) -> AgentClient:
         """Return the client of a pod's agent."""
-        return AgentClient(self._http, self._proxy, row.pod_id, self.config.port, row.token, self.times.request)
+        return AgentClient(self._http, self.proxy, row.pod_id, self.config.port, row.token, self.times.request)
 
     def purse(self, *, without: PodRow | None = None) -> Purse:
         """Return what is spent and reserved now."""

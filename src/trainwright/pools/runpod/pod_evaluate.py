@@ -64,6 +64,8 @@ def answer(model: str, request: dict[str, Any], index: int) -> str:
     }
     problem: object = None
     for number in range(TRIES):
+        if number:
+            time.sleep(0.5 * 2**number)
         try:
             content = call("/v1/chat/completions", body)["choices"][0]["message"]["content"]
             if isinstance(content, str):
@@ -71,7 +73,6 @@ def answer(model: str, request: dict[str, Any], index: int) -> str:
             problem = "no content"
         except (OSError, KeyError, IndexError, TypeError) as error:
             problem = error
-        time.sleep(0.5 * 2**number)
     raise RuntimeError(f"prompt {index} has no reply: {problem!r}")
 
 
