@@ -71,7 +71,7 @@ def measure_job(student: str, runs: int) -> dict[str, object]:
     family = family_named(FAMILY)
     task = family.draw(0)
     job, items = family.reference_job(task, student), family.hidden_items(task, 1, ITEMS)
-    worker = Worker(Settings(unsafe_no_sandbox=False, job_seconds=600.0), lambda message: None)
+    worker = Worker(Settings(unsafe_no_sandbox=False, job_seconds=600.0))
     parts = dict.fromkeys(("sampling", "learning", "environment", "measuring", "overhead"), 0.0)
     with worker.server:
         for run in range(runs + 1):

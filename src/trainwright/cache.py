@@ -6,8 +6,9 @@ import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -22,9 +23,8 @@ def cache_folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"the cache folder {folder} can't be made: {error.strerror}; set TRAINWRIGHT_CACHE to a folder you may write"
-        ) from None
+        message = f"the cache folder {folder} can't be made: {error.strerror}; set TRAINWRIGHT_CACHE to another folder"
+        raise ConfigError(message) from None
     return folder
 
 
@@ -44,10 +44,19 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock beside `path`, so that two processes do not build the same thing at once."""
+def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold an exclusive lock beside `path`, so that two processes do not build the same thing at once.
+
+    `waiting` is called several times a second while another process holds it; what it raises ends the wait.
+    """
     with open(path.with_name(f".{path.name}.lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            if waiting is not None:
+                waiting()
+            time.sleep(0.1)
         yield
 
 

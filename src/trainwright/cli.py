@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +24,7 @@ app = typer.Typer(
 Unsafe = Annotated[
     bool, typer.Option("--unsafe-no-sandbox", help="Run job code without a sandbox where none can be built.")
 ]
-JobFolder = Annotated[Path, typer.Argument(metavar="JOB", help="A job's folder, or a file that holds an agent's answer.")]
+JobFolder = Annotated[Path, typer.Argument(metavar="JOB", help="A job's folder, or a file with an agent's answer.")]
 TaskName = Annotated[
     str, typer.Option("--task", metavar="FAMILY[:SEED]", help="The task: a family, and the seed that draws it (0).")
 ]
@@ -45,6 +46,16 @@ def run(
     plain: Annotated[bool, typer.Option("--plain", help="Print lines for a log instead of a live table.")] = False,
 ) -> None:
     """Train the trainer agent; the same command resumes a run that was stopped or killed."""
+    try:
+        _run(config, change or [], plain)
+    except KeyboardInterrupt:
+        options = [part for one in change or [] for part in ("--set", one)] + ["--plain"] * plain
+        again = shlex.join(["trainwright", "run", str(config), *options])
+        print(f"\nstopped; nothing is lost. Resume with: {again}", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _run(config: Path, change: list[str], plain: bool) -> None:
     from trainwright.config import load_config
     from trainwright.report.view import make_view
     from trainwright.run import run as run_config
@@ -53,11 +64,6 @@ def run(
     view = make_view(plain)
     try:
         run_config(settings, view)
-    except KeyboardInterrupt:
-        view.close()
-        again = " ".join(["trainwright run", str(config), *(f"--set {one}" for one in change or [])])
-        print(f"\nstopped; nothing is lost. Resume with: {again}", file=sys.stderr)
-        raise typer.Exit(130) from None
     finally:
         view.close()
 
@@ -123,9 +129,9 @@ def main() -> None:
     except InfraFault as error:
         print(f"trainwright: this machine failed, not the job: {error}", file=sys.stderr)
         sys.exit(3)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(141)
+    except OSError as error:  # a full disk, a folder that may not be written
+        print(f"trainwright: {error.filename or 'this machine'}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(3)
 
 
 if __name__ == "__main__":

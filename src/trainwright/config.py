@@ -114,7 +114,8 @@ class RunConfig(Section):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         if self.tasks.held_out and self.tasks.held_out not in names:
-            raise ValueError(f"tasks.held_out = {self.tasks.held_out!r} is not a family of the suite: {', '.join(names)}")
+            known = ", ".join(names)
+            raise ValueError(f"tasks.held_out = {self.tasks.held_out!r} is not a family of the suite; known: {known}")
         if len(names) < 2 and self.tasks.held_out:
             raise ValueError("a suite of one family can't hold one out; set tasks.held_out to an empty string")
         return self
@@ -132,7 +133,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
         raise ConfigError(f"{path}: no such file; the examples are in examples/") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder; name the TOML file in it") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: can't be read: {error.strerror}") from None
@@ -150,6 +151,7 @@ def parse_config(table: dict[str, Any], source: str) -> RunConfig:
         for problem in error.errors():
             key = ".".join(str(part) for part in problem["loc"])
             message = "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"]
+            message = message.removeprefix("Value error, ")
             lines.append(f"{source}: {key + ': ' if key else ''}{message}")
         raise ConfigError("\n".join(lines)) from None
 

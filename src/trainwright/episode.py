@@ -171,5 +171,3 @@ async def _gate(pool: Pool, answer: str, task: Task) -> tuple[Job | None, Verdic
     except JobRejected as error:
         return None, Verdict(False, error.code, error.message, error.file, error.line)
     return job, await pool.gate(job, task)
-
-

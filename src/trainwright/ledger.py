@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.agent.policy import Completion
-from trainwright.errors import ConfigError
+from trainwright.cache import write_atomically
+from trainwright.errors import ConfigError, TrainwrightError
 from trainwright.messages import Message
 
 VERSION = 1
-SCHEMA = """
+SCHEMA = f"""
+BEGIN;
 CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS steps (
     step INTEGER PRIMARY KEY, validity REAL NOT NULL, metrics TEXT NOT NULL, checkpoint TEXT NOT NULL,
@@ -42,6 +44,8 @@ CREATE TABLE IF NOT EXISTS episodes (
     rollouts INTEGER NOT NULL, usd REAL NOT NULL, sandbox TEXT NOT NULL, metrics TEXT NOT NULL,
     cpu_seconds TEXT NOT NULL, wall_seconds REAL NOT NULL, worker TEXT NOT NULL, written REAL NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS episodes_by_step ON episodes (arm, step);
+INSERT OR IGNORE INTO run VALUES ('version', '{VERSION}');
+COMMIT;
 """
 NOT_REPRODUCIBLE = {"written", "wall_seconds", "cpu_seconds", "worker"}
 
@@ -103,30 +107,66 @@ class Step:
 
 
 class Ledger:
-    """The ledger of one run folder; one process writes it. Reading while it is written is safe."""
+    """The ledger of one run folder; one process writes it. Reading while it is written is safe.
+
+    A file that is damaged, of another version or can't be written raises `TrainwrightError`, whatever the call.
+    """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         if read_only and not path.exists():
             raise ConfigError(f"{path}: no ledger there; is {path.parent} a run folder?")
         self.path = path
-        try:
-            self._db = sqlite3.connect(f"file:{path}?mode={'ro' if read_only else 'rwc'}", uri=True)
+        with self._reported():
+            mode = "ro" if read_only else "rwc"
+            self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True)
             self._db.row_factory = sqlite3.Row
+        try:
+            self._check_version(read_only)
             if not read_only:
-                self._db.execute("PRAGMA journal_mode=WAL")
-                self._db.executescript(SCHEMA)
-                self.set("version", VERSION)
-        except sqlite3.DatabaseError as error:
-            raise ConfigError(f"{path}: not a trainwright ledger: {error}") from None
+                with self._reported():
+                    self._db.execute("PRAGMA journal_mode=WAL")
+                    self._db.executescript(SCHEMA)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the file; the write-ahead log is folded in."""
         self._db.close()
 
+    def _check_version(self, read_only: bool) -> None:
+        tables = {row["name"] for row in self._rows("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not tables:
+            if read_only:
+                raise ConfigError(f"{self.path}: the run has not started yet")
+            return
+        if not {"run", "steps", "groups", "attempts", "episodes"} <= tables:
+            raise ConfigError(f"{self.path}: not a trainwright ledger; choose another folder")
+        version = self.get("version")
+        if version != VERSION:
+            raise ConfigError(
+                f"{self.path}: a ledger of version {version}, and this trainwright reads version {VERSION}; "
+                "use the trainwright that wrote it, or choose another folder"
+            )
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """Turn what SQLite raises into one line that names the file."""
+        try:
+            yield
+        except (sqlite3.IntegrityError, sqlite3.ProgrammingError):
+            raise  # a mistake of ours
+        except sqlite3.Error as error:
+            raise TrainwrightError(f"{self.path}: the ledger can't be used: {error}") from None
+
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._db:
+        with self._reported(), self._db:
             yield self._db
+
+    def _rows(self, query: str, values: Sequence[object] = ()) -> list[sqlite3.Row]:
+        with self._reported():
+            return self._db.execute(query, values).fetchall()
 
     # -- facts about the run: configuration, versions, hashes, status
 
@@ -137,8 +177,8 @@ class Ledger:
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a fact about the run, or the default."""
-        row = self._db.execute("SELECT value FROM run WHERE key = ?", (key,)).fetchone()
-        return default if row is None else json.loads(row["value"])
+        rows = self._rows("SELECT value FROM run WHERE key = ?", (key,))
+        return json.loads(rows[0]["value"]) if rows else default
 
     # -- groups and episodes
 
@@ -173,7 +213,7 @@ class Ledger:
 
     def attempts(self, episode: str) -> list[Attempt]:
         """Return the attempts of an episode in order."""
-        rows = self._db.execute("SELECT * FROM attempts WHERE episode = ? ORDER BY number", (episode,))
+        rows = self._rows("SELECT * FROM attempts WHERE episode = ? ORDER BY number", (episode,))
         return [
             Attempt(
                 row["number"],
@@ -192,32 +232,30 @@ class Ledger:
         names = ", ".join(values)
         marks = ", ".join(f":{name}" for name in values)
         with self._transaction() as db:
-            db.execute(f"INSERT OR IGNORE INTO episodes ({names}) VALUES ({marks})", values)
+            db.execute(f"INSERT INTO episodes ({names}) VALUES ({marks}) ON CONFLICT (id) DO NOTHING", values)
 
     def episode(self, id: str) -> Episode | None:
         """Return a finished episode, or None."""
-        row = self._db.execute("SELECT * FROM episodes WHERE id = ?", (id,)).fetchone()
-        return None if row is None else _episode(row)
+        rows = self._rows("SELECT * FROM episodes WHERE id = ?", (id,))
+        return _episode(rows[0]) if rows else None
 
     def episodes(self, arm: str, step: int | None = None) -> list[Episode]:
         """Return the finished episodes of an arm (of one step), by step and id."""
-        query, values = "SELECT * FROM episodes WHERE arm = ?", [arm]
-        if step is not None:
-            query, values = f"{query} AND step = ?", [arm, step]  # type: ignore[list-item]
-        return [_episode(row) for row in self._db.execute(f"{query} ORDER BY step, id", values)]
+        rows = self._rows("SELECT * FROM episodes WHERE arm = ? ORDER BY step, id", (arm,))
+        return [_episode(row) for row in rows if step is None or row["step"] == step]
 
     def all_episodes(self) -> list[Episode]:
         """Return every finished episode."""
-        return [_episode(row) for row in self._db.execute("SELECT * FROM episodes ORDER BY id")]
+        return [_episode(row) for row in self._rows("SELECT * FROM episodes ORDER BY id")]
 
     def groups(self) -> list[dict[str, Any]]:
         """Return every group with its task as plain data."""
-        rows = self._db.execute("SELECT * FROM groups ORDER BY id")
+        rows = self._rows("SELECT * FROM groups ORDER BY id")
         return [dict(row) | {"task": json.loads(row["task"])} for row in rows]
 
     def arms(self) -> list[str]:
         """Return the arms that have episodes: `train`, `probe-before`, ..."""
-        return [row[0] for row in self._db.execute("SELECT DISTINCT arm FROM episodes ORDER BY arm")]
+        return [row[0] for row in self._rows("SELECT DISTINCT arm FROM episodes ORDER BY arm")]
 
     # -- steps
 
@@ -231,14 +269,24 @@ class Ledger:
         """Return the committed steps in order."""
         return [
             Step(row["step"], row["validity"], json.loads(row["metrics"]), row["checkpoint"], row["wall_seconds"])
-            for row in self._db.execute("SELECT * FROM steps ORDER BY step")
+            for row in self._rows("SELECT * FROM steps ORDER BY step")
         ]
+
+    def write_metrics(self, path: Path) -> None:
+        """Write one JSON line a committed step, for other programs' plots."""
+        lines = [
+            json.dumps(
+                {"step": step.step + 1, "validity_weight": step.validity, "seconds": step.wall_seconds} | step.metrics
+            )
+            for step in self.steps()
+        ]
+        write_atomically(path, "".join(f"{line}\n" for line in lines).encode())
 
     def fingerprint(self) -> str:
         """Return a SHA-256 over everything that two runs of one seed must share, killed or not."""
         digest = hashlib.sha256()
         for table in ("groups", "attempts", "episodes", "steps"):
-            for row in self._db.execute(f"SELECT * FROM {table} ORDER BY 1, 2"):
+            for row in self._rows(f"SELECT * FROM {table} ORDER BY 1, 2"):
                 kept = {name: row[name] for name in row.keys() if name not in NOT_REPRODUCIBLE}  # noqa: SIM118
                 if table == "steps":
                     metrics = json.loads(kept["metrics"])

@@ -26,7 +26,7 @@ from trainwright.reward import VALIDITY_START, VALIDITY_WINDOW, advantages, next
 from trainwright.seeds import derive_seed
 from trainwright.suites.family import Family, family_named, suite_families
 
-TRAIN, BEFORE, AFTER = "train", "probe-before", "probe-after"
+TRAIN, BEFORE, BETWEEN, AFTER = "train", "probe-before", "probe", "probe-after"
 
 
 async def train_agent(services: Services, folder: Path, view: View) -> None:
@@ -54,24 +54,29 @@ async def train_agent(services: Services, folder: Path, view: View) -> None:
         validity = next_validity_weight(validity, recent[-VALIDITY_WINDOW:])
         metrics = step_metrics(members) | {f"policy/{name}": value for name, value in update.items()}
         ledger.commit_step(Step(step, validity, metrics, checkpoint, time.monotonic() - started))
+        ledger.write_metrics(folder / "metrics.jsonl")
         view.step(step + 1, config.steps, metrics, time.monotonic() - started)
 
         if config.probe.every and (step + 1) % config.probe.every == 0 and step + 1 < config.steps:
             episodes = min(config.probe.episodes_between, config.probe.episodes)
-            await probe(services, view, f"probe-{step + 1:04d}", step + 1, episodes)
+            await probe(services, view, BETWEEN, step + 1, episodes)
 
-    await probe(services, view, AFTER, config.steps, config.probe.episodes)
+    await probe(services, view, AFTER, len(ledger.steps()), config.probe.episodes)
 
 
 async def probe(services: Services, view: View, arm: str, step: int, episodes: int) -> None:
-    """Measure the agent on the held-out family: one episode a task, the same tasks, items and seeds in every arm."""
+    """Measure the agent on the held-out family: one episode a task, the same tasks, items and seeds in every probe.
+
+    `step` is the number of steps that the agent has been trained for.
+    """
     config = services.config
     if not config.tasks.held_out or not episodes:
         return
     family = family_named(config.tasks.held_out)
     seeds = [derive_seed(config.seed, "probe-task", number) for number in range(episodes)]
     groups = [
-        make_group(config, f"{arm}-{number:03d}", arm, step, number, family, seed) for number, seed in enumerate(seeds)
+        make_group(config, f"{arm}-{step:04d}-{number:03d}", arm, step, number, family, seed)
+        for number, seed in enumerate(seeds)
     ]
     members = await run_groups(services, view, groups, 1, VALIDITY_START, derive_seed(config.seed, "sample-probe"))
     gains = [episode.gain for group in members for episode in group if episode.outcome != OutcomeClass.INFRA]
@@ -86,9 +91,7 @@ def training_group(config: RunConfig, step: int, number: int) -> Group:
     return make_group(config, f"{TRAIN}-{step:04d}-{number}", TRAIN, step, number, family, task_seed)
 
 
-def make_group(
-    config: RunConfig, id: str, arm: str, step: int, number: int, family: Family, task_seed: int
-) -> Group:
+def make_group(config: RunConfig, id: str, arm: str, step: int, number: int, family: Family, task_seed: int) -> Group:
     """Return a group with its task drawn and its hidden items fresh."""
     task = family.draw(task_seed)
     items_seed = derive_seed(task_seed, "items")
@@ -113,14 +116,15 @@ async def run_groups(
         view.episode(episode)
         return episode
 
-    async with asyncio.TaskGroup() as running:
-        tasks = [[running.create_task(one(group, member)) for member in range(size)] for group in groups]
+    try:
+        async with asyncio.TaskGroup() as running:
+            tasks = [[running.create_task(one(group, member)) for member in range(size)] for group in groups]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None  # the first one stops the run and speaks for all
     return [[task.result() for task in row] for row in tasks]
 
 
-async def first_answers(
-    services: Services, groups: Sequence[Group], size: int, sampling: int
-) -> dict[str, Completion]:
+async def first_answers(services: Services, groups: Sequence[Group], size: int, sampling: int) -> dict[str, Completion]:
     """Return the first answer of each episode by id, sampled now unless the ledger has all of them already."""
     ids = [f"{group.id}-{member}" for group in groups for member in range(size)]
     if all(services.ledger.attempts(id) for id in ids):

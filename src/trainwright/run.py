@@ -10,13 +10,14 @@ import asyncio
 import fcntl
 import json
 import platform
+import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 import tomli_w
 
@@ -27,6 +28,10 @@ from trainwright.errors import ConfigError
 from trainwright.ledger import Ledger
 from trainwright.report.view import View
 
+T = TypeVar("T")
+Progress = Callable[[int, int], None]
+
+CLOCK_SECONDS = 5.0
 CHANGEABLE = {"steps", "folder"}
 """Settings that a resumed run may change: how far it goes and where its folder has been moved."""
 
@@ -35,10 +40,9 @@ def run(config: RunConfig, view: View) -> Path:
     """Run or resume the outer loop in `config.folder` and return that folder, report written.
 
     Raises `ConfigError` when the folder belongs to another configuration or is in use, `SandboxError` when job code
-    can't be confined. After a kill the same call continues.
+    can't be confined. After a kill the same call continues; a finished run is only reported again.
     """
     folder = config.folder
-    folder.mkdir(parents=True, exist_ok=True)
     with _only_process(folder):
         ledger = Ledger(folder / "ledger.sqlite")
         try:
@@ -51,67 +55,125 @@ def run(config: RunConfig, view: View) -> Path:
 
 
 async def _run(config: RunConfig, ledger: Ledger, folder: Path, view: View) -> None:
+    from trainwright.report.report import write_report
+
+    if ledger.get("finished") != config.steps:
+        await _train(config, ledger, folder, view)
+        ledger.set("finished", config.steps)
+    write_report(config, ledger, folder, view)
+
+
+async def _train(config: RunConfig, ledger: Ledger, folder: Path, view: View) -> None:
     from trainwright.agent.warm_start import warm_started
     from trainwright.loop import train_agent
     from trainwright.pools.local import LocalPool
     from trainwright.reference import References
-    from trainwright.report.report import write_report
 
+    async with _clock(ledger):
+        ledger.set("students", await prepare_students(config.tasks.suite, view))
+        building = view.progress("warm-starting the agent")
+        policy = await in_thread(lambda report: warm_started(config.agent, config.seed, report), building)
+        pool = LocalPool(
+            config.pool.workers,
+            job_seconds=config.pool.job_seconds,
+            retries=config.pool.retries,
+            unsafe_no_sandbox=config.pool.unsafe_no_sandbox,
+        )
+        try:
+            await pool.start()
+            advice = f"; {pool.sandbox.advice}" if pool.sandbox.advice else ""
+            view.note(f"{len(pool.workers)} workers, sandbox: {pool.sandbox.level}{advice}")
+            ledger.set("versions", versions())
+            ledger.set("sandbox", pool.sandbox.level)
+            services = Services(config, ledger, policy, pool, References(pool, config.measure), pool.sandbox.level)
+            await train_agent(services, folder, view)
+        finally:
+            await pool.close()
+            await policy.close()
+
+
+@asynccontextmanager
+async def _clock(ledger: Ledger) -> AsyncIterator[None]:
+    """Keep the seconds that were spent on the run in the ledger, so that a kill loses a few of them only."""
     started, before = time.monotonic(), float(ledger.get("wall_seconds", 0.0))
-    await prepare_students(config.tasks.suite, view)
-    policy = warm_started(config.agent, config.seed, view.progress("warm-starting the agent"))
-    pool = LocalPool(
-        config.pool.workers,
-        job_seconds=config.pool.job_seconds,
-        retries=config.pool.retries,
-        unsafe_no_sandbox=config.pool.unsafe_no_sandbox,
-    )
-    try:
-        await pool.start()
-        advice = f"; {pool.sandbox.advice}" if pool.sandbox.advice else ""
-        view.note(f"{len(pool.workers)} workers, sandbox: {pool.sandbox.level}{advice}")
-        ledger.set("versions", versions())
-        ledger.set("sandbox", pool.sandbox.level)
-        services = Services(config, ledger, policy, pool, References(pool, config.measure), pool.sandbox.level)
-        await train_agent(services, folder, view)
-    finally:
+
+    def write() -> None:
         ledger.set("wall_seconds", before + time.monotonic() - started)
-        await pool.close()
-        await policy.close()
-    write_report(config, ledger, folder, view)
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(CLOCK_SECONDS)
+            write()
+
+    ticking = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        ticking.cancel()
+        write()
 
 
-async def prepare_students(suite: str, view: View) -> None:
-    """Build the base students of a suite that are not in the cache yet, side by side."""
-    from trainwright.students.registry import base_student
+async def prepare_students(suite: str, view: View) -> dict[str, str]:
+    """Build the base students of a suite that are not in the cache yet, side by side; return each one's hash."""
+    from trainwright.students.registry import base_student, student_key
     from trainwright.suites.family import suite_families
 
-    names = sorted({offer.student for family in suite_families(suite) for offer in family.draw(0).offers})
-
-    def build(name: str) -> None:
+    def build(name: str, report: Progress) -> None:
         import torch
 
         torch.set_num_threads(1)
-        base_student(name, view.progress(f"building the base student {name}"))
+        base_student(name, report)
 
-    with ThreadPoolExecutor(len(names)) as threads:
-        await asyncio.gather(*(asyncio.get_running_loop().run_in_executor(threads, build, name) for name in names))
+    names = sorted({offer.student for family in suite_families(suite) for offer in family.draw(0).offers})
+    builds = (in_thread(partial(build, name), view.progress(f"building the base student {name}")) for name in names)
+    await asyncio.gather(*builds)
+    return {name: student_key(name) for name in names}
+
+
+async def in_thread(work: Callable[[Progress], T], progress: Progress) -> T:
+    """Return the result of blocking work that reports its progress; cancelled, it ends at its next report."""
+    stopped = threading.Event()
+
+    def report(done: int, total: int) -> None:
+        if stopped.is_set():
+            raise InterruptedError("stopped by the user")
+        progress(done, total)
+
+    try:
+        return await asyncio.to_thread(work, report)
+    except asyncio.CancelledError:
+        stopped.set()
+        raise
 
 
 def versions() -> dict[str, str]:
     """Return the versions that a run's numbers depend on."""
     names = ("trainwright", "torch", "transformers", "verifiers", "tokenizers")
-    return {"python": platform.python_version(), "machine": platform.machine()} | {name: version(name) for name in names}
+    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    return machine | {name: version(name) for name in names}
 
 
 @contextmanager
 def _only_process(folder: Path) -> Iterator[None]:
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"{folder}: another trainwright process is working in this run folder") from None
+    """Make the folder and hold its lock; raise `ConfigError` when it can't be had."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "w")  # noqa: SIM115
+    except OSError as error:
+        raise ConfigError(f"the run folder {folder} can't be used: {error.strerror}; choose another one") from None
+    with file:
+        if not _lock(file):
+            raise ConfigError(f"{folder}: another trainwright process is working in this run folder")
         yield
+
+
+def _lock(file: IO[str]) -> bool:
+    for _ in range(10):  # `trainwright status` holds the lock for a moment
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def _check_same_run(ledger: Ledger, config: RunConfig) -> None:

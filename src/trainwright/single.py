@@ -58,9 +58,7 @@ def gate_job(job: Job, task_name: str, unsafe_no_sandbox: bool) -> Verdict:
     return asyncio.run(work())
 
 
-def train_job(
-    job: Job, task_name: str, seed: int, items: int, out: Path | None, unsafe_no_sandbox: bool
-) -> bool:
+def train_job(job: Job, task_name: str, seed: int, items: int, out: Path | None, unsafe_no_sandbox: bool) -> bool:
     """Gate, train and measure one job, print what happened, and return whether it trained."""
     family, task = named_task(task_name)
     return asyncio.run(_train_job(job, family, task, seed, items, out, unsafe_no_sandbox))
@@ -74,7 +72,7 @@ async def _train_job(
     from trainwright.run import prepare_students
 
     await prepare_students(family.suite, make_view(plain=True))
-    pool = LocalPool(unsafe_no_sandbox=unsafe_no_sandbox)
+    pool = LocalPool(1, unsafe_no_sandbox=unsafe_no_sandbox)
     try:
         verdict = await pool.gate(job, task)
         print(f"task: {task.brief}\ngate: {verdict}")
@@ -97,7 +95,8 @@ async def _train_job(
     finally:
         await pool.close()
     print(f"student {student}: {estimate(pre)} before, {estimate(post)} after on the hidden benchmark")
-    print(f"uplift {paired_difference(pre, post)}, reference job {reference.score:.3f} (n={len(reference.posts)} seeds)")
+    uplift, seeds = paired_difference(pre, post), len(reference.posts)
+    print(f"uplift {uplift}, reference job {reference.score:.3f} (n={seeds} seeds)")
     print(f"gain {gain(fmean(pre), fmean(post), reference.score):+.3f} (1.0 is as good as the reference job)")
     cpu = ", ".join(f"{name} {seconds:.2f}" for name, seconds in sorted(result.cpu_seconds.items()))
     print(f"{result.rollouts} rollouts, {result.wall_seconds:.1f} s, CPU seconds: {cpu}")

@@ -17,6 +17,7 @@ from trainwright.agent.local import NANO_AGENT, VOCABULARY, LocalPolicy, trainab
 from trainwright.agent.tokenizer import END, fit_tokenizer
 from trainwright.cache import cache_folder, content_hash, locked, write_atomically
 from trainwright.config import AgentConfig
+from trainwright.errors import ConfigError
 from trainwright.seeds import derive_seed
 from trainwright.students import nano_model
 from trainwright.suites.nano import add, base, count, reverse, shift, sort, unique, warm_up
@@ -39,12 +40,15 @@ def warm_started(config: AgentConfig, seed: int, progress: Progress | None = Non
     folder = cache_folder() / "agents" / f"nano-agent-{key}"
     folder.mkdir(parents=True, exist_ok=True)
     weights, vocabulary = folder / "model.safetensors", folder / "tokenizer.json"
-    with locked(weights):
+    with locked(weights, lambda: progress(0, config.warm_start_steps) if progress is not None else None):
         if not weights.exists():
             fitted = _fit(seed)
             write_atomically(vocabulary, fitted.to_str().encode())
             write_atomically(weights, _train(fitted, config.warm_start_steps, seed, progress))
-    return LocalPolicy(Tokenizer.from_file(str(vocabulary)), weights.read_bytes(), config)
+    try:
+        return LocalPolicy(Tokenizer.from_file(str(vocabulary)), weights.read_bytes(), config)
+    except ValueError as error:
+        raise ConfigError(f"{weights}: {error}; delete this folder and it is built anew") from None
 
 
 def _fit(seed: int) -> Tokenizer:

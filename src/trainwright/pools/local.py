@@ -9,120 +9,155 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from trainwright.environment.sandbox import Sandbox
-from trainwright.errors import InfraFault, SandboxError, TrainwrightError
+from trainwright.errors import InfraFault, SandboxError
 from trainwright.job.hyperparameters import Hyperparameters
-from trainwright.job.job import Job
+from trainwright.job.job import ENVIRONMENT, Job
 from trainwright.pools.pool import Outcome, OutcomeClass, TrainResult, Verdict
 from trainwright.pools.worker import Settings
 from trainwright.suites.family import Task
 
-START_SECONDS = 180.0
-SILENCE_SECONDS = 60.0
-GRACE_SECONDS = 30.0
+
+@dataclass(frozen=True)
+class Patience:
+    """Seconds after which the pool gives a worker up."""
+
+    start: float = 180.0
+    """From the start of the process to the first answer: imports and the environment server."""
+    silence: float = 60.0
+    """Without a heartbeat, or with a message half way."""
+    grace: float = 30.0
+    """Over the job's own limit, for a worker that beats: the limit is the worker's to enforce."""
 
 
 class WorkerProcess:
-    """The pool's end of one worker; every call blocks, with deadlines, and runs in a thread."""
+    """The pool's end of one worker. Every call blocks, with deadlines; `close` may come from another thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, patience: Patience) -> None:
         self.settings = settings
+        self.patience = patience
         self.sandbox: Sandbox | None = None
-        self.closed = False
+        self._calling = threading.Lock()  # held for a whole request: one at a time
+        self._spawning = threading.Lock()  # held to start a process: none starts once closed
+        self._closed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
     @property
     def pid(self) -> int:
-        """Return the process id, 0 before the start."""
-        return self._process.pid if self._process else 0
+        """Return the process id, 0 while there is no process."""
+        process = self._process
+        return process.pid if process else 0
 
     def start(self) -> None:
-        """Start the process and wait until its students and its environment server can be used."""
-        ours, theirs = socket.socketpair()
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "trainwright.pools.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is for the controller alone
-        )
-        theirs.close()
-        self._connection = Connection(ours.detach())
-        self._connection.send(self.settings)
-        self.sandbox = self._wait(START_SECONDS, None)
+        """Start the process and wait until its environment server is warm; raise `InfraFault`, `SandboxError`."""
+        with self._calling:
+            self._start()
 
-    def call(self, name: str, arguments: tuple[Any, ...], seconds: float, on_step: Callable[..., None] | None) -> Any:
-        """Send one request and return its result; raise `InfraFault`, or `TimeoutError` while the worker beats."""
-        if self.closed:
-            raise InfraFault("pool_closed", "the pool was closed")
-        if self._connection is None:
-            self.start()
-        assert self._connection is not None
-        try:
-            self._connection.send((name, arguments))
-            return self._wait(seconds, on_step)
-        except (InfraFault, TimeoutError, OSError) as error:
-            if isinstance(error, TimeoutError) or not self._alive():
-                self.stop()
-            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-                self.stop()
+    def call(self, name: str, arguments: tuple[Any, ...], seconds: float) -> Any:
+        """Send one request and return its result; raise `InfraFault`, or `TimeoutError` while the worker beats.
+
+        A worker that was lost is replaced by the next call.
+        """
+        with self._calling:
+            if self._connection is None:
+                self._start()
+            assert self._connection is not None
+            try:
+                self._connection.send((name, arguments))
+                return self._receive(self._connection, seconds, self.patience.silence)
+            except TimeoutError:
+                self._stop()
+                raise
+            except OSError as error:
+                self._stop()
                 raise InfraFault("worker_lost", f"the worker process was lost: {error}") from None
+
+    def close(self) -> None:
+        """End the process for certain; a request in flight, and every later one, raises `InfraFault`."""
+        with self._spawning:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()  # a thread that waits for its answer sees the end of the stream
+        with self._calling:
+            self._stop()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        limit = struct.pack("ll", int(self.patience.silence) + 1, 0)  # a struct timeval
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        self._connection = Connection(ours.detach())
+        try:
+            with self._spawning, theirs:
+                if self._closed:
+                    raise InfraFault("pool_closed", "the pool was closed")
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "trainwright.pools.worker", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                    start_new_session=True,  # Ctrl-C is for the controller alone
+                )
+            self._connection.send(self.settings)
+            self.sandbox = self._receive(self._connection, self.patience.start, self.patience.start)
+        except OSError as error:  # a TimeoutError as well
+            self._stop()
+            raise InfraFault("worker_start", f"a worker process did not start: {error}") from None
+        except BaseException:
+            self._stop()
             raise
 
-    def _wait(self, seconds: float, on_step: Callable[..., None] | None) -> Any:
-        assert self._connection is not None
+    def _receive(self, connection: Connection, seconds: float, silence: float) -> Any:
+        """Return the result of the request in flight; a worker that is silent or dead is stopped."""
         deadline, last_beat = time.monotonic() + seconds, time.monotonic()
         while True:
             now = time.monotonic()
             if now > deadline:
                 raise TimeoutError(f"no result within {seconds:g} seconds")
-            if now - last_beat > SILENCE_SECONDS:
-                self.stop()
-                raise InfraFault("worker_silent", f"the worker sent no heartbeat for {SILENCE_SECONDS:g} seconds")
-            if not self._connection.poll(min(1.0, deadline - now)):
-                if self._alive():
-                    continue
-                if not self._connection.poll(0):
-                    raise InfraFault("worker_lost", f"the worker process ended ({self._ending()})")
+            if now - last_beat > silence:
+                self._stop()
+                raise InfraFault("worker_silent", f"the worker sent nothing for {silence:g} seconds")
             try:
-                kind, value = self._connection.recv()
+                if not connection.poll(min(1.0, deadline - now)):
+                    continue
+                kind, value = connection.recv()
             except (EOFError, ConnectionResetError):
-                raise InfraFault("worker_lost", f"the worker process ended ({self._ending()})") from None
+                ending = self._ending()
+                self._stop()
+                raise InfraFault("worker_lost", f"the worker process ended ({ending})") from None
             last_beat = time.monotonic()
-            if kind == "done":
-                return value
-            if kind == "infra":
-                raise InfraFault(*value)
-            if kind == "fatal":
-                raise SandboxError(value)
-            if kind == "step" and on_step is not None:
-                on_step(value)
-
-    def _alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+            match kind:
+                case "done":
+                    return value
+                case "infra":
+                    raise InfraFault(*value)
+                case "sandbox":
+                    raise SandboxError(value)
 
     def _ending(self) -> str:
-        if self._process is None:
-            return "never started"
+        assert self._process is not None
         try:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:
             return "its socket closed"
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
-    def stop(self) -> None:
-        """End the process for certain; the next call starts a new one."""
+    def _stop(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -132,16 +167,27 @@ class WorkerProcess:
 
 
 class LocalPool:
-    """`workers` warm processes; a request waits for a free one. Implements `Pool`."""
+    """`workers` warm processes (0: one a core); a request waits for a free one. Implements `Pool`."""
 
     def __init__(
-        self, workers: int = 0, *, job_seconds: float = 120.0, retries: int = 2, unsafe_no_sandbox: bool = False
+        self,
+        workers: int = 0,
+        *,
+        job_seconds: float = 120.0,
+        retries: int = 2,
+        unsafe_no_sandbox: bool = False,
+        patience: Patience | None = None,
     ) -> None:
         self.job_seconds = job_seconds
         self.retries = retries
+        self.patience = patience or Patience()
         settings = Settings(unsafe_no_sandbox, job_seconds)
-        self.workers = [WorkerProcess(settings) for _ in range(workers or os.cpu_count() or 1)]
-        self._free: asyncio.Queue[WorkerProcess] | None = None
+        self.workers = [WorkerProcess(settings, self.patience) for _ in range(workers or os.cpu_count() or 1)]
+        self._closed = False
+        self._threads = ThreadPoolExecutor(len(self.workers), "trainwright-worker")
+        self._free: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        for worker in self.workers:
+            self._free.put(worker)
 
     @property
     def sandbox(self) -> Sandbox:
@@ -151,38 +197,28 @@ class LocalPool:
         return sandbox
 
     async def start(self) -> None:
-        """Start every worker; raise `SandboxError` when no sandbox can be built."""
-        self._free = asyncio.Queue()
-        async with asyncio.TaskGroup() as group:
-            starts = [group.create_task(_guarded(worker.start)) for worker in self.workers]
-        for start in starts:
-            if start.result() is not None:
-                await self.close()
-                raise start.result()  # type: ignore[misc]
-        for worker in self.workers:
-            self._free.put_nowait(worker)
+        """Start every worker now rather than at its first request; raise `SandboxError` or `InfraFault`."""
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(self._threads, worker.start) for worker in self.workers))
 
     async def gate(self, job: Job, task: Task) -> Verdict:
         """Return the gate's verdict; raise `InfraFault` after retries elsewhere."""
-        verdict: Verdict = await self._call("gate", (job, task), self.job_seconds)
+        seconds = self.job_seconds + self.patience.grace
+        try:
+            verdict: Verdict = await self._call("gate", (job, task), seconds)
+        except TimeoutError:
+            message = f"The job's rows and rewards could not be checked within {seconds:g} seconds; make them quicker."
+            return Verdict(False, "timeout", message, ENVIRONMENT)
         return verdict
 
-    async def train(
-        self,
-        key: str,
-        job: Job,
-        hyperparameters: Hyperparameters,
-        seed: int,
-        on_step: Callable[[dict[str, float]], None] | None = None,
-    ) -> TrainResult:
+    async def train(self, key: str, job: Job, hyperparameters: Hyperparameters, seed: int) -> TrainResult:
         """Train one job; the outcome is TRAINED, JOB_FAULT or, after retries elsewhere, INFRA."""
+        seconds = self.job_seconds + self.patience.grace
         try:
-            result: TrainResult = await self._call(
-                "train", (job, hyperparameters, seed), self.job_seconds + GRACE_SECONDS, on_step
-            )
+            result: TrainResult = await self._call("train", (job, hyperparameters, seed), seconds)
         except TimeoutError:
             detail = f"the job did not end within {self.job_seconds:g} seconds"
-            return TrainResult(Outcome(OutcomeClass.JOB_FAULT, "timeout", detail), wall_seconds=self.job_seconds)
+            return TrainResult(Outcome(OutcomeClass.JOB_FAULT, "timeout", detail), wall_seconds=seconds)
         except InfraFault as error:
             return TrainResult(Outcome(OutcomeClass.INFRA, error.code, error.message))
         return result
@@ -200,42 +236,36 @@ class LocalPool:
         """Return one reply a prompt, from a worker's own copy of the student; raise `InfraFault`."""
         arguments = (student, weights, list(prompts), seed, max_tokens, temperature)
         try:
-            replies: list[str] = await self._call("generate", arguments, self.job_seconds + GRACE_SECONDS)
+            replies: list[str] = await self._call("generate", arguments, self.job_seconds + self.patience.grace)
         except TimeoutError as error:
             raise InfraFault("generate_timeout", str(error)) from None
         return replies
 
     async def close(self) -> None:
         """End every worker; safe to call twice."""
+        self._closed = True
         for worker in self.workers:
-            worker.closed = True
-            worker.stop()
+            worker.close()
+        self._threads.shutdown(cancel_futures=True)
 
-    async def _call(
-        self,
-        name: str,
-        arguments: tuple[Any, ...],
-        seconds: float,
-        on_step: Callable[[dict[str, float]], None] | None = None,
-    ) -> Any:
-        if self._free is None:
-            await self.start()
-        assert self._free is not None
-        for attempt in range(self.retries + 1):
-            worker = await self._free.get()
+    async def _call(self, name: str, arguments: tuple[Any, ...], seconds: float) -> Any:
+        for _ in range(self.retries):
             try:
-                return await asyncio.to_thread(worker.call, name, arguments, seconds, on_step)
+                return await self._once(name, arguments, seconds)
             except InfraFault:
-                if attempt == self.retries:
+                if self._closed:
                     raise
-            finally:
-                self._free.put_nowait(worker)
-        raise AssertionError("unreachable")
+        return await self._once(name, arguments, seconds)
 
+    async def _once(self, name: str, arguments: tuple[Any, ...], seconds: float) -> Any:
+        if self._closed:
+            raise InfraFault("pool_closed", "the pool was closed")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._request, name, arguments, seconds)
 
-async def _guarded(start: Callable[[], None]) -> Exception | None:
-    try:
-        await asyncio.to_thread(start)
-    except (TrainwrightError, InfraFault, TimeoutError) as error:
-        return error
-    return None
+    def _request(self, name: str, arguments: tuple[Any, ...], seconds: float) -> Any:
+        """Make one request of the worker that has been free the longest, so that a retry goes elsewhere."""
+        worker = self._free.get()  # there are as many threads as workers, so one is free
+        try:
+            return worker.call(name, arguments, seconds)
+        finally:
+            self._free.put(worker)

@@ -70,9 +70,7 @@ class Pool(Protocol):
         """Return the gate's verdict; raise `InfraFault` after retries elsewhere."""
         ...
 
-    async def train(
-        self, key: str, job: Job, hyperparameters: Hyperparameters, seed: int
-    ) -> TrainResult:
+    async def train(self, key: str, job: Job, hyperparameters: Hyperparameters, seed: int) -> TrainResult:
         """Train one job. `key` is the episode's id and idempotent: the same key is the same job."""
         ...
 

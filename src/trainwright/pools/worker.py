@@ -10,13 +10,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
-from trainwright.errors import InfraFault, JobFault, JobRejected
+from trainwright.errors import InfraFault, JobFault, JobRejected, SandboxError
 from trainwright.job.hyperparameters import Hyperparameters
 from trainwright.job.job import Job
 from trainwright.pools.pool import Outcome, OutcomeClass, TrainResult, Verdict
@@ -37,57 +38,58 @@ class Settings:
 class Worker:
     """The operations of a worker; `serve` calls them by name."""
 
-    def __init__(self, settings: Settings, send: Callable[[tuple[str, Any]], None]) -> None:
-        from trainwright.environment.client import EnvironmentServer
+    def __init__(self, settings: Settings) -> None:
+        from trainwright.environment.client import EnvironmentServer, Limits
         from trainwright.environment.sandbox import detect
 
         self.settings = settings
-        self.send = send
+        self.limits = Limits(
+            open_seconds=min(Limits.open_seconds, settings.job_seconds),
+            rows_seconds=min(Limits.rows_seconds, settings.job_seconds),
+            score_seconds=min(Limits.score_seconds, settings.job_seconds),
+        )
         self.sandbox = detect(unsafe_no_sandbox=settings.unsafe_no_sandbox)
         self.server = EnvironmentServer(self.sandbox)
         self.server.start()
 
     def gate(self, job: Job, task: Task) -> Verdict:
         """Return the verdict on a job, from the cheapest check to the dearest."""
-        from trainwright.environment.client import Limits
         from trainwright.job.gate import check_dynamic, check_static
 
         try:
             hyperparameters = check_static(job, task)
             student = _base(hyperparameters.student)
-            with self.server.open(job.files, seed=0, limits=Limits()) as environment:
+            with self.server.open(job.files, seed=0, limits=self.limits) as environment:
                 check_dynamic(job, hyperparameters, environment, student.encode)
-        except JobRejected as error:
-            return Verdict(False, error.code, error.message, error.file, error.line)
-        except JobFault as error:
+        except (JobRejected, JobFault) as error:
             return Verdict(False, error.code, error.message, error.file, error.line)
         return Verdict(True, hyperparameters=hyperparameters)
 
     def train(self, job: Job, hyperparameters: Hyperparameters, seed: int) -> TrainResult:
         """Train a fresh student on the job; a fault of the job is an outcome, one of ours is raised."""
         from trainwright.engines.torch_grpo import TorchGRPO
-        from trainwright.environment.client import Limits
 
         started, cpu_started = time.monotonic(), time.process_time()
         metrics: list[dict[str, float]] = []
 
         def on_step(row: dict[str, float]) -> None:
             metrics.append(row)
-            self.send(("step", row))
             if time.monotonic() - started > self.settings.job_seconds:
                 raise JobFault("timeout", f"the job did not end within {self.settings.job_seconds:g} seconds")
 
         cpu: dict[str, float] = {}
         weights = b""
         outcome = Outcome(OutcomeClass.TRAINED)
+        environment = None
         try:
-            with self.server.open(job.files, seed=seed, limits=Limits()) as environment:
+            with self.server.open(job.files, seed=seed, limits=self.limits) as environment:
                 student = _base(hyperparameters.student).fresh()
                 training = TorchGRPO().train(student, environment, hyperparameters, seed, on_step)
                 weights, cpu = training.weights, dict(training.cpu_seconds)
         except JobFault as error:
             outcome = Outcome(OutcomeClass.JOB_FAULT, error.code, error.message)
-        cpu["worker"] = time.process_time() - cpu_started
+        cpu["other"] = time.process_time() - cpu_started - sum(cpu.values())
+        cpu["job"] = environment.cpu_seconds if environment is not None else 0.0
         return TrainResult(
             outcome=outcome,
             weights=weights,
@@ -99,7 +101,13 @@ class Worker:
         )
 
     def generate(
-        self, student: str, weights: bytes | None, prompts: Sequence[str], seed: int, max_tokens: int, temperature: float
+        self,
+        student: str,
+        weights: bytes | None,
+        prompts: Sequence[str],
+        seed: int,
+        max_tokens: int,
+        temperature: float,
     ) -> list[str]:
         """Return one reply a prompt; the same seed pairs the replies of two sets of weights."""
         import torch
@@ -132,14 +140,14 @@ def _base(name: str) -> Any:
 
 
 def serve(connection: Connection, settings: Settings) -> None:
-    """Answer requests until the other side hangs up; send a heartbeat meanwhile."""
+    """Answer requests until the other side hangs up; send a heartbeat meanwhile, from the first moment on."""
     import torch
 
     torch.set_num_threads(1)
-    lock = threading.Lock()
+    sending = threading.Lock()
 
     def send(message: tuple[str, Any]) -> None:
-        with lock:
+        with sending:
             connection.send(message)
 
     def beat() -> None:
@@ -150,8 +158,15 @@ def serve(connection: Connection, settings: Settings) -> None:
             except OSError:
                 os._exit(1)  # the pool is gone: end at once, the environment server ends with us
 
-    worker = Worker(settings, send)
     threading.Thread(target=beat, daemon=True).start()
+    try:
+        worker = Worker(settings)
+    except SandboxError as error:
+        send(("sandbox", str(error)))
+        return
+    except InfraFault as error:
+        send(("infra", (error.code, error.message)))
+        return
     send(("done", worker.sandbox))
     with worker.server:
         while True:
@@ -170,14 +185,8 @@ def serve(connection: Connection, settings: Settings) -> None:
 def main() -> None:
     """Run a worker on the socket whose descriptor is the first argument; settings come as its first message."""
     connection = Connection(int(sys.argv[1]))
-    from trainwright.errors import SandboxError
-
-    try:
+    with suppress(BrokenPipeError, ConnectionResetError, EOFError):  # the pool is gone
         serve(connection, connection.recv())
-    except SandboxError as error:
-        connection.send(("fatal", str(error)))
-    except (BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
-        pass
 
 
 if __name__ == "__main__":

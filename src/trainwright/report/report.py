@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,8 +22,8 @@ LAST_STEPS = 5
 
 
 def write_report(config: RunConfig, ledger: Ledger, folder: Path, view: View) -> dict[str, Any]:
-    """Write `metrics.jsonl`, `summary.json`, `curve.png` and `best-job/`, show the table and curve, return the summary."""
-    write_metrics(ledger, folder)
+    """Write the report's files, show the table and the curve, and return what `summary.json` holds."""
+    ledger.write_metrics(folder / "metrics.jsonl")
     summary = summarise(config, ledger)
     write_atomically(folder / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
     rewards = [step.metrics["reward"] for step in ledger.steps()]
@@ -31,7 +32,7 @@ def write_report(config: RunConfig, ledger: Ledger, folder: Path, view: View) ->
     for line in family_table(ledger):
         view.note(line)
     if rewards:
-        write_png(folder / "curve.png", rewards, gains, held_out_points(config, ledger), config.tasks.held_out)
+        write_png(folder / "curve.png", rewards, gains, held_out_points(ledger), config.tasks.held_out)
         for line in text_curve(rewards, "mean reward a step"):
             view.note(line)
     held_out = summary["held_out"]
@@ -44,21 +45,12 @@ def write_report(config: RunConfig, ledger: Ledger, folder: Path, view: View) ->
         )
     best = best_episode(ledger)
     if best is not None:
-        job = Job.parse(ledger.attempts(best.id)[-1].completion.text)
-        job.write(folder / "best-job")
+        shutil.rmtree(folder / "best-job", ignore_errors=True)  # of a run that had fewer steps
+        Job.parse(ledger.attempts(best.id)[-1].completion.text).write(folder / "best-job")
         task = next(group for group in ledger.groups() if group["id"] == best.group_id)
         view.note(f"best job: {folder / 'best-job'} ({best.id}, gain {best.gain:+.2f}); look closer with")
         view.note(f"  trainwright train {folder / 'best-job'} --task {best.family}:{task['task']['seed']}")
     return summary
-
-
-def write_metrics(ledger: Ledger, folder: Path) -> None:
-    """Write one JSON line a committed step."""
-    lines = [
-        json.dumps({"step": step.step + 1, "validity_weight": step.validity, "seconds": step.wall_seconds} | step.metrics)
-        for step in ledger.steps()
-    ]
-    write_atomically(folder / "metrics.jsonl", "".join(f"{line}\n" for line in lines).encode())
 
 
 def summarise(config: RunConfig, ledger: Ledger) -> dict[str, Any]:
@@ -82,6 +74,7 @@ def summarise(config: RunConfig, ledger: Ledger) -> dict[str, Any]:
         "infra_dropped": sum(episode.outcome == OutcomeClass.INFRA for episode in episodes),
         "sandbox": ledger.get("sandbox"),
         "versions": ledger.get("versions"),
+        "students": ledger.get("students"),
         "ledger_sha256": ledger.fingerprint(),
     }
 
@@ -91,8 +84,8 @@ def held_out_result(config: RunConfig, ledger: Ledger) -> dict[str, Any] | None:
 
     Pairs in which either episode was lost to infrastructure are left out. None when there are fewer than two pairs.
     """
-    before = {episode.group_id[len(BEFORE) :]: episode for episode in ledger.episodes(BEFORE)}
-    after = {episode.group_id[len(AFTER) :]: episode for episode in ledger.episodes(AFTER)}
+    before = {_task_number(episode): episode for episode in ledger.episodes(BEFORE)}
+    after = {_task_number(episode): episode for episode in ledger.episodes(AFTER, len(ledger.steps()))}
     pairs = [
         (before[key].gain, after[key].gain)
         for key in sorted(before.keys() & after.keys())
@@ -112,22 +105,21 @@ def held_out_result(config: RunConfig, ledger: Ledger) -> dict[str, Any] | None:
     }
 
 
-def held_out_points(config: RunConfig, ledger: Ledger) -> list[tuple[int, Estimate]]:
+def held_out_points(ledger: Ledger) -> list[tuple[int, Estimate]]:
     """Return `(steps done, gain)` of every held-out probe."""
-    points = []
-    for arm in ledger.arms():
-        if arm != TRAIN:
-            episodes = [episode for episode in ledger.episodes(arm) if episode.outcome != OutcomeClass.INFRA]
-            if episodes:
-                points.append((episodes[0].step, estimate([episode.gain for episode in episodes])))
-    return sorted(points, key=lambda point: point[0])
+    gains: dict[int, list[float]] = {}
+    for episode in ledger.all_episodes():
+        if episode.arm != TRAIN and episode.outcome != OutcomeClass.INFRA:
+            gains.setdefault(episode.step, []).append(episode.gain)
+    return [(step, estimate(gains[step])) for step in sorted(gains)]
 
 
 def family_table(ledger: Ledger) -> list[str]:
     """Return the table of the last steps' trained jobs a family, and of the final held-out probe."""
     steps = ledger.steps()
     first = max(len(steps) - LAST_STEPS, 0)
-    episodes = [episode for episode in ledger.episodes(TRAIN) if episode.step >= first] + ledger.episodes(AFTER)
+    episodes = [episode for episode in ledger.episodes(TRAIN) if episode.step >= first]
+    episodes += ledger.episodes(AFTER, len(steps))
     rows: dict[str, list[Episode]] = {}
     for episode in episodes:
         if episode.outcome == OutcomeClass.TRAINED:
@@ -143,15 +135,25 @@ def family_table(ledger: Ledger) -> list[str]:
             estimate([(episode.post or 0.0) - (episode.pre or 0.0) for episode in members]),
             estimate([episode.gain for episode in members]),
         )
-        cells = " ".join(f"{value.mean:>6.3f} ± {value.standard_error:.3f}" for value in columns)
+        cells = " ".join(_cell(value) for value in columns)
         lines.append(f"  {label:22} {cells} {len(members):>5}")
     return lines if rows else []
+
+
+def _cell(value: Estimate) -> str:
+    error = f"± {value.standard_error:.3f}" if value.count > 1 else ""
+    return f"{value.mean:>6.3f} {error:7}"
 
 
 def best_episode(ledger: Ledger) -> Episode | None:
     """Return the training episode with the highest gain; on a tie the one with the highest score after training."""
     trained = [episode for episode in ledger.episodes(TRAIN) if episode.outcome == OutcomeClass.TRAINED]
     return max(trained, key=lambda episode: (episode.gain, episode.post or 0.0), default=None)
+
+
+def _task_number(episode: Episode) -> str:
+    """Return what the episodes of all probes on one task share."""
+    return episode.group_id.rpartition("-")[2]
 
 
 def _last(steps: list[Any], name: str) -> float | None:

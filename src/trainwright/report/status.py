@@ -21,13 +21,11 @@ def print_status(folder: Path) -> None:
         raise ConfigError(f"{folder}: no such run folder")
     ledger = Ledger(folder / "ledger.sqlite", read_only=True)
     try:
-        stored = ledger.get("config")
-        if stored is None:
-            raise ConfigError(f"{folder}: the run has not started yet")
-        config = parse_config(stored, str(folder / "ledger.sqlite"))
+        config = parse_config(ledger.get("config", {}), str(folder / "ledger.sqlite"))
         steps = ledger.steps()
         state = "working" if _in_use(folder) else "finished" if len(steps) >= config.steps else "stopped"
-        print(f"{folder}: {state}, {len(steps)} of {config.steps} steps, seed {config.seed}, sandbox {ledger.get('sandbox')}")
+        sandbox = ledger.get("sandbox", "not built yet")
+        print(f"{folder}: {state}, {len(steps)} of {config.steps} steps, seed {config.seed}, sandbox {sandbox}")
         outcomes = Counter(episode.outcome for episode in ledger.all_episodes())
         print("episodes: " + (", ".join(f"{count} {name}" for name, count in sorted(outcomes.items())) or "none yet"))
         if steps:
@@ -40,7 +38,7 @@ def print_status(folder: Path) -> None:
             print(f"time in committed steps: {duration(sum(step.wall_seconds for step in steps))}")
             for line in text_curve([step.metrics["reward"] for step in steps], "mean reward a step"):
                 print(line)
-        for step, value in held_out_points(config, ledger):
+        for step, value in held_out_points(ledger):
             print(f"held-out {config.tasks.held_out} after {step} steps: gain {value}")
         for line in family_table(ledger):
             print(line)

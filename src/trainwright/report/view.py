@@ -156,11 +156,11 @@ class LiveView:
     def step(self, step: int, steps: int, metrics: dict[str, Any], seconds: float) -> None:
         """Add a row."""
         left = self._tally.remaining(step, steps, seconds)
+        held_out = "" if math.isnan(self._tally.held_out) else f"{self._tally.held_out:+.3f}"
         self._rows.append(
             (
                 f"{step}/{steps}", f"{metrics['reward']:+.3f}", f"{metrics['gain']:+.3f}", f"{metrics['validity']:.0%}",
-                f"{metrics['job_faults']:.0%}", "" if math.isnan(self._tally.held_out) else f"{self._tally.held_out:+.3f}",
-                f"{self._tally.jobs_per_minute():.0f}", duration(left),
+                f"{metrics['job_faults']:.0%}", held_out, f"{self._tally.jobs_per_minute():.0f}", duration(left),
             )
         )  # fmt: skip
 

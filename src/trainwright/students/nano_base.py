@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from trainwright.cache import cache_folder, content_hash, locked, write_atomically
+from trainwright.errors import ConfigError
 from trainwright.seeds import derive_seed
 from trainwright.students import nano, nano_model
 from trainwright.students.nano import CONFIGS, END, NanoStudent
@@ -38,10 +39,13 @@ def nano_base(name: str, progress: Progress | None = None) -> NanoStudent:
     path = cache_folder() / "students" / f"{name}-{base_key(name)}.safetensors"
     path.parent.mkdir(exist_ok=True)
     student = NanoStudent.untrained(name, SEED)
-    with locked(path):
+    with locked(path, lambda: progress(0, STEPS) if progress is not None else None):
         if not path.exists():
             write_atomically(path, _warm_up(name, progress))
-    student.load(path.read_bytes())
+    try:
+        student.load(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}; delete this file and it is built anew") from None
     return NanoStudent(CONFIGS[name], student.state_dict())
 
 
@@ -63,7 +67,7 @@ def _warm_up(name: str, progress: Progress | None) -> bytes:
         logprobs_BT, _ = student.logprobs(prompts, tokens_BT, temperature=1.0)
         loss = -logprobs_BT.sum() / sum(map(len, answers))
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         if progress is not None:
