@@ -39,12 +39,12 @@ class AgentConfig(Section):
     """Answers an episode may take; the gate's verdict on each goes back as the next message."""
     learning_rate: float = Field(1e-3, gt=0, le=1)
     """AdamW learning rate of the policy update."""
+    warmup_steps: int = Field(8, ge=0)
+    """Optimizer steps over which the learning rate rises to its value; AdamW's first steps are its wildest."""
     epochs: int = Field(2, ge=1, le=16)
     """Passes over the batch of a step; the importance ratio is clipped from the second one on."""
     clip: float = Field(0.2, gt=0, lt=1)
     """Clip range of the importance ratio."""
-    entropy: float = Field(0.0, ge=0, le=1)
-    """Weight of an entropy bonus."""
     warm_start_steps: int = Field(400, ge=0)
     """Supervised steps on synthetic jobs before reinforcement learning (cached)."""
 

@@ -15,7 +15,7 @@ from trainwright.suites.nano.base import NanoFamily
 from trainwright.suites.nano.warm_up import FAMILIES
 
 REWARDS = (
-    *["float(trace.last_reply == self.data.answer)"] * 3,
+    *["float(trace.last_reply == self.data.answer)"] * 7,
     "float(len(trace.last_reply) == len(self.data.answer))",
     "float(trace.last_reply[:1] == self.data.answer[:1])",
     "float(trace.last_reply != self.data.answer)",
@@ -28,7 +28,7 @@ BROKEN_REWARDS = ("1.0", "None", "trace.last_reply", "float(trace.reply == self.
 LEARNING_RATES = ("0.00001", "0.00003", "0.0001", "0.0003", "0.001", "0.003", "0.01", "0.03", "0.1")
 WRONG_IMPORTS = ("import torch", "import os", "import verifiers as vf", "import numpy as np")
 
-TEMPLATE = '''\
+TEMPLATE = """\
 import random
 import verifiers.v1 as vf
 
@@ -52,7 +52,7 @@ class Problems(vf.Taskset[Problem, vf.TasksetConfig]):
 
 
 __all__ = ["Problems"]
-'''
+"""
 
 
 def synthetic_task(rng: random.Random) -> Task:
@@ -66,7 +66,7 @@ def synthetic_job(task: Task, rng: random.Random) -> str:
     """Return an answer to the task's brief with a job of random quality."""
     environment = TEMPLATE.format(
         reward=rng.choice(BROKEN_REWARDS if rng.random() < 0.12 else REWARDS),
-        rows=rng.choice((5, 50, 200, 600, 600)),
+        rows=rng.choice((5, 50, 200, 200, 600, 600, 600, 600)),
         generator=_generator(task, rng),
     )
     train = _hyperparameters(task, rng)
@@ -76,13 +76,13 @@ def synthetic_job(task: Task, rng: random.Random) -> str:
 
 
 def _generator(task: Task, rng: random.Random) -> str:
-    """Draw data that fits the brief (half of the time), or the family only, or nothing."""
+    """Draw data that fits the brief (more often than not), or the family only, or nothing."""
     family: NanoFamily = next(family for family in FAMILIES if family.name == task.family)
     parameters = task.parameters
     luck = rng.random()
-    if luck > 0.7:
+    if luck > 0.8:
         family = rng.choice(FAMILIES)
-    if luck > 0.5:
+    if luck > 0.6:
         parameters = rng.choice(family.variants())
     code = family.generator(parameters)
     if rng.random() < 0.12:

@@ -124,6 +124,7 @@ class LocalPolicy:
             grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM))
             if not math.isfinite(grad_norm):
                 raise FloatingPointError(f"the policy's gradient is {grad_norm}; lower agent.learning_rate")
+            self.optimizer.param_groups[0]["lr"] = self._rate()
             self.optimizer.step()
             if epoch == 0:  # before any step: this difference is the sampler's mismatch, not the update
                 metrics["logprob_mismatch"] = float(((logprobs_BT.detach() - old_BT).abs() * mask_BT).max())
@@ -134,6 +135,12 @@ class LocalPolicy:
             metrics["grad_norm"] = grad_norm
         metrics["tokens"] = float(count)
         return metrics
+
+    def _rate(self) -> float:
+        """Return the learning rate of the next optimizer step, counted by the optimizer's own state."""
+        state = self.optimizer.state_dict()["state"]
+        done = int(state[0]["step"]) if state else 0
+        return self.config.learning_rate * min(1.0, (done + 1) / (self.config.warmup_steps + 1))
 
     def save(self, folder: Path) -> None:
         """Write weights, tokenizer and optimizer state; the folder appears whole or not at all."""

@@ -21,7 +21,7 @@ OFFERS = (Offer("nano-64", 960), Offer("nano-48", 960))
 MAX_COMPLETION_TOKENS = 10
 VISIBLE_EXAMPLES = 1
 
-ENVIRONMENT = '''\
+ENVIRONMENT = """\
 import random
 import verifiers.v1 as vf
 
@@ -45,7 +45,7 @@ class Problems(vf.Taskset[Problem, vf.TasksetConfig]):
 
 
 __all__ = ["Problems"]
-'''
+"""
 
 TRAIN = """\
 student = "{student}"
@@ -113,10 +113,12 @@ class NanoFamily:
     def reference_job(self, task: Task, student: str) -> Job:
         """Return exact match on the task's own distribution, a LoRA adapter, the whole budget used."""
         generator = "\n".join(f"            {line}" for line in self.generator(task.parameters).splitlines())
-        return Job({
-            "environment.py": ENVIRONMENT.format(generator=generator),
-            "train.toml": TRAIN.format(student=student),
-        })
+        return Job(
+            {
+                "environment.py": ENVIRONMENT.format(generator=generator),
+                "train.toml": TRAIN.format(student=student),
+            }
+        )
 
 
 def draw_word(rng: random.Random, alphabet: str, shortest: int, longest: int) -> str:

@@ -28,7 +28,7 @@ class Count(NanoFamily):
         return Item(f"cnt {letter}:{''.join(letters)}=", str(number))
 
     def instruction(self, parameters: Mapping[str, Parameter]) -> str:
-        return f"count a letter. words have {parameters['length']} letters of \"{parameters['alphabet']}\"."
+        return f'count a letter. words have {parameters["length"]} letters of "{parameters["alphabet"]}".'
 
     def generator(self, parameters: Mapping[str, Parameter]) -> str:
         return (

@@ -28,7 +28,7 @@ class Shift(NanoFamily):
 
     def instruction(self, parameters: Mapping[str, Parameter]) -> str:
         by = f"{parameters['direction']}{parameters['places']}"
-        return f"shift each letter by {by} places. words have 3 to 5 letters of \"{parameters['alphabet']}\"."
+        return f'shift each letter by {by} places. words have 3 to 5 letters of "{parameters["alphabet"]}".'
 
     def generator(self, parameters: Mapping[str, Parameter]) -> str:
         by = f"{parameters['direction']}{parameters['places']}"

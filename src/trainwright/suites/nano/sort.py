@@ -23,7 +23,7 @@ class Sort(NanoFamily):
 
     def instruction(self, parameters: Mapping[str, Parameter]) -> str:
         order = {"<": "up", ">": "down"}[str(parameters["direction"])]
-        return f"sort the letters {order}. words have 3 to 5 letters of \"{parameters['alphabet']}\"."
+        return f'sort the letters {order}. words have 3 to 5 letters of "{parameters["alphabet"]}".'
 
     def generator(self, parameters: Mapping[str, Parameter]) -> str:
         reverse = ", reverse=True" if parameters["direction"] == ">" else ""

@@ -21,7 +21,7 @@ class Unique(NanoFamily):
         return Item(f"unq:{word}=", "".join(dict.fromkeys(word)))
 
     def instruction(self, parameters: Mapping[str, Parameter]) -> str:
-        return f"keep unique letters. words have 5 to {parameters['longest']} letters of \"{parameters['alphabet']}\"."
+        return f'keep unique letters. words have 5 to {parameters["longest"]} letters of "{parameters["alphabet"]}".'
 
     def generator(self, parameters: Mapping[str, Parameter]) -> str:
         return (

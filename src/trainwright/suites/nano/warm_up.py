@@ -17,23 +17,24 @@ from trainwright.suites.nano.shift import Shift
 from trainwright.suites.nano.sort import Sort
 from trainwright.suites.nano.unique import Unique
 
-CORRUPTED = 0.7
+CORRUPTED = 0.65
 """Share of answers that get one substituted, dropped, inserted or swapped character."""
 
 LETTERS = "abcdefghij"
 
 FAMILIES = (Reverse(), Shift(), Sort(), Unique(), Count(), Add())
-WEIGHTS = (1, 1, 1, 1, 2, 1)
+WEIGHTS = (2, 3, 2, 2, 4, 3)
 
 
 def wide_parameters(family: str, rng: random.Random) -> dict[str, Parameter]:
     """Return parameters for one item, from a range that contains the family's grid."""
+
     def letters(count: int) -> str:
         return "".join(rng.sample(LETTERS, count))
 
     match family:
         case "reverse":
-            return {"alphabet": letters(6), "longest": rng.randint(4, 5)}
+            return {"alphabet": letters(6), "shortest": 2}
         case "shift":
             return {"alphabet": letters(6), "direction": rng.choice("+-"), "places": rng.randint(1, 2)}
         case "sort":
