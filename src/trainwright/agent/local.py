@@ -24,7 +24,7 @@ from trainwright.agent.policy import Completion, Example
 from trainwright.agent.tokenizer import END
 from trainwright.config import AgentConfig
 from trainwright.engines.torch_grpo import clipped_objective
-from trainwright.errors import ConfigError
+from trainwright.errors import ConfigError, TrainwrightError
 from trainwright.messages import Message
 from trainwright.students.nano import NanoStudent
 from trainwright.students.nano_model import NanoConfig, random_weights, to_state_dict
@@ -34,6 +34,8 @@ CONTEXT = 1024
 NANO_AGENT = NanoConfig(
     "nano-agent", hidden=128, layers=3, heads=4, head_dim=32, intermediate=352, vocab=VOCABULARY, context=CONTEXT
 )
+SHORTEST_BRIEF = 128
+"""Tokens of the context that an answer must leave to the conversation before it."""
 MAX_GRAD_NORM = 1.0
 
 
@@ -56,6 +58,11 @@ class LocalPolicy:
     name = "nano-agent"
 
     def __init__(self, tokenizer: Tokenizer, weights: bytes, config: AgentConfig) -> None:
+        if config.max_tokens > CONTEXT - SHORTEST_BRIEF:
+            raise ConfigError(
+                f"agent.max_tokens = {config.max_tokens}: {self.name} holds {CONTEXT} tokens of brief and answer; "
+                f"use at most {CONTEXT - SHORTEST_BRIEF}"
+            )
         self.tokenizer = tokenizer
         self.config = config
         self._set_weights(weights)
@@ -123,8 +130,7 @@ class LocalPolicy:
             torch.autograd.backward(loss / count)
             grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM))
             if not math.isfinite(grad_norm):
-                raise FloatingPointError(f"the policy's gradient is {grad_norm}; lower agent.learning_rate")
-            self.optimizer.param_groups[0]["lr"] = self._rate()
+                raise TrainwrightError(f"the policy diverged: its gradient is {grad_norm}; lower agent.learning_rate")
             self.optimizer.step()
             if epoch == 0:  # before any step: this difference is the sampler's mismatch, not the update
                 metrics["logprob_mismatch"] = float(((logprobs_BT.detach() - old_BT).abs() * mask_BT).max())
