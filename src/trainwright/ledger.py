@@ -125,6 +125,8 @@ class Ledger:
             if not read_only:
                 with self._reported():
                     self._db.execute("PRAGMA journal_mode=WAL")
+                    # NORMAL is safe against any kill of the process; a power cut may lose the last commits.
+                    self._db.execute("PRAGMA synchronous=NORMAL")
                     self._db.executescript(SCHEMA)
         except BaseException:
             self.close()

@@ -65,12 +65,12 @@ def synthetic_task(rng: random.Random) -> Task:
 def synthetic_job(task: Task, rng: random.Random) -> str:
     """Return an answer to the task's brief with a job of random quality."""
     environment = TEMPLATE.format(
-        reward=rng.choice(BROKEN_REWARDS if rng.random() < 0.12 else REWARDS),
+        reward=rng.choice(BROKEN_REWARDS if rng.random() < 0.08 else REWARDS),
         rows=rng.choice((5, 50, 200, 200, 600, 600, 600, 600)),
         generator=_generator(task, rng),
     )
     train = _hyperparameters(task, rng)
-    if rng.random() < 0.15:
+    if rng.random() < 0.08:
         environment, train = _break(environment, train, rng)
     return Job({"environment.py": environment, "train.toml": train}).render()
 
@@ -85,7 +85,7 @@ def _generator(task: Task, rng: random.Random) -> str:
     if luck > 0.6:
         parameters = rng.choice(family.variants())
     code = family.generator(parameters)
-    if rng.random() < 0.12:
+    if rng.random() < 0.08:
         *lines, _ = code.splitlines()
         code = "\n".join([*lines, rng.choice(('answer = ""', "answer = prompt[4:-1]", 'answer = "a"'))])
     return "\n".join(f"            {line}" for line in code.splitlines())
@@ -97,7 +97,7 @@ def _hyperparameters(task: Task, rng: random.Random) -> str:
         "learning_rate": rng.choice(LEARNING_RATES),
         "max_steps": rng.choice((3, 5, 10, 15, 15, 30)),
         "batch_size": rng.choice((16, 32, 64, 64)),
-        "group_size": rng.choice((2, 4, 4, 8, 8, 16, 6)),
+        "group_size": rng.choice((2, 4, 4, 8, 8, 16, 6, 6)),
         "lora_rank": rng.choice((0, 0, 4, 16)),
     }
     return "".join(f"{name} = {value}\n" for name, value in values.items())

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer
 
 from trainwright.agent import brief, corpus, tokenizer
-from trainwright.agent.local import NANO_AGENT, VOCABULARY, LocalPolicy, trainable_model
+from trainwright.agent.local import NANO_AGENT, THREADS, VOCABULARY, LocalPolicy, trainable_model
 from trainwright.agent.tokenizer import END, fit_tokenizer
 from trainwright.cache import cache_folder, content_hash, locked, write_atomically
 from trainwright.config import AgentConfig
@@ -35,7 +35,7 @@ def warm_started(config: AgentConfig, seed: int, progress: Progress | None = Non
     `progress` is called with the steps done and the steps in all.
     """
     sources = (corpus, brief, tokenizer, nano_model, base, reverse, shift, sort, unique, count, add, warm_up)
-    recipe = (NANO_AGENT, BATCH, LEARNING_RATE, WARMUP_STEPS, TOKENIZER_TEXTS, config.warm_start_steps, seed)
+    recipe = (NANO_AGENT, BATCH, LEARNING_RATE, WARMUP_STEPS, TOKENIZER_TEXTS, config.warm_start_steps, seed, THREADS)
     key = content_hash(*recipe, torch.__version__, *sources)
     folder = cache_folder() / "agents" / f"nano-agent-{key}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,6 +58,7 @@ def _fit(seed: int) -> Tokenizer:
 
 
 def _train(fitted: Tokenizer, steps: int, seed: int, progress: Progress | None) -> bytes:
+    torch.set_num_threads(THREADS)
     rng = random.Random(derive_seed(seed, "warm-start"))
     model = trainable_model(seed=derive_seed(seed, "weights"))
     parameters = model.parameters()
