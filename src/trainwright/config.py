@@ -37,7 +37,7 @@ class AgentConfig(Section):
     """Longest answer in tokens; a longer one is cut and then rejected by the gate."""
     max_attempts: int = Field(1, ge=1, le=8)
     """Answers an episode may take; the gate's verdict on each goes back as the next message."""
-    learning_rate: float = Field(8e-4, gt=0, le=1)
+    learning_rate: float = Field(1e-3, gt=0, le=1)
     """AdamW learning rate of the policy update."""
     warmup_steps: int = Field(8, ge=0)
     """Optimizer steps over which the learning rate rises to its value; AdamW's first steps are its wildest."""
@@ -45,6 +45,8 @@ class AgentConfig(Section):
     """Passes over the batch of a step; the importance ratio is clipped from the second one on."""
     clip: float = Field(0.2, gt=0, lt=1)
     """Clip range of the importance ratio."""
+    reference_kl: float = Field(0.03, ge=0, le=10)
+    """Weight of the divergence from the warm-started policy in the loss."""
     warm_start_steps: int = Field(600, ge=0)
     """Supervised steps on synthetic jobs before reinforcement learning (cached)."""
 

@@ -2,7 +2,8 @@
 
 Sampling uses no state but weights and the seed it is given, so a probe never disturbs training. The update is the
 clipped importance ratio (PPO, arXiv:1707.06347) over the answer's tokens, with the sampler's log-probabilities as old
-ones and group-relative advantages (arXiv:2402.03300); the loss is a mean over the tokens of the batch.
+ones and group-relative advantages, plus the divergence from the warm-started policy (arXiv:2402.03300): without it the
+agent forgets how to write what does not pay at once. The loss is a mean over the tokens of the batch.
 
 Letters for shapes: B answers, T tokens of an answer.
 """
@@ -55,6 +56,12 @@ def trainable_model(weights: bytes | None = None, seed: int = 0) -> NanoStudent:
     return model
 
 
+def reference_drift(logprobs_BT: torch.Tensor, reference_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return the KL divergence to the reference policy, summed over tokens (estimator of arXiv:2402.03300, eq. 4)."""
+    difference_BT = reference_BT - logprobs_BT
+    return ((difference_BT.exp() - difference_BT - 1) * mask_BT).sum()
+
+
 class LocalPolicy:
     """A policy of torch weights, a tokenizer and an AdamW optimizer. Implements `Policy`."""
 
@@ -68,6 +75,7 @@ class LocalPolicy:
             )
         self.tokenizer = tokenizer
         self.config = config
+        self.reference = trainable_model(weights)
         self._set_weights(weights)
 
     def _set_weights(self, weights: bytes) -> None:
@@ -128,18 +136,23 @@ class LocalPolicy:
         advantages_B = torch.tensor([example.advantage for example in examples])
         count = mask_BT.sum()
         metrics: dict[str, float] = {}
+        with torch.no_grad():
+            reference_BT, _ = self.reference.logprobs(prompts, tokens_BT, temperature=self.config.temperature)
         for epoch in range(self.config.epochs):
             logprobs_BT, entropy_BT = self.model.logprobs(prompts, tokens_BT, temperature=self.config.temperature)
             loss, clipped = clipped_objective(logprobs_BT, old_BT, advantages_B, mask_BT)
+            drift = reference_drift(logprobs_BT, reference_BT, mask_BT)
             self.optimizer.zero_grad()
-            torch.autograd.backward(loss / count)
+            torch.autograd.backward((loss + self.config.reference_kl * drift) / count)
             grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM))
             if not math.isfinite(grad_norm):
                 raise TrainwrightError(f"the policy diverged: its gradient is {grad_norm}; lower agent.learning_rate")
+            self.optimizer.param_groups[0]["lr"] = self._rate()
             self.optimizer.step()
             if epoch == 0:  # before any step: this difference is the sampler's mismatch, not the update
                 metrics["logprob_mismatch"] = float(((logprobs_BT.detach() - old_BT).abs() * mask_BT).max())
                 metrics["entropy"] = float(entropy_BT.sum() / count)
+                metrics["reference_kl"] = float(drift.detach() / count)
             metrics["loss"] = float(loss.detach() / count)
             metrics["clip_share"] = float(clipped / count)
             metrics["kl"] = float(((old_BT - logprobs_BT.detach()) * mask_BT).sum() / count)
