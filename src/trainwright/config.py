@@ -39,13 +39,15 @@ class AgentConfig(Section):
     """Answers an episode may take; the gate's verdict on each goes back as the next message."""
     learning_rate: float = Field(1e-3, gt=0, le=1)
     """AdamW learning rate of the policy update."""
-    warmup_steps: int = Field(8, ge=0)
+    warmup_steps: int = Field(4, ge=0)
     """Optimizer steps over which the learning rate rises to its value; AdamW's first steps are its wildest."""
+    decay_steps: int = Field(0, ge=0)
+    """Optimizer steps (`epochs` a policy update) over which it then falls to a fifth; 0 keeps it constant."""
     epochs: int = Field(2, ge=1, le=16)
     """Passes over the batch of a step; the importance ratio is clipped from the second one on."""
     clip: float = Field(0.2, gt=0, lt=1)
     """Clip range of the importance ratio."""
-    reference_kl: float = Field(0.03, ge=0, le=10)
+    reference_kl: float = Field(0.01, ge=0, le=10)
     """Weight of the divergence from the warm-started policy in the loss."""
     warm_start_steps: int = Field(600, ge=0)
     """Supervised steps on synthetic jobs before reinforcement learning (cached)."""

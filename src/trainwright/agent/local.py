@@ -164,7 +164,9 @@ class LocalPolicy:
         """Return the learning rate of the next optimizer step, counted by the optimizer's own state."""
         state = self.optimizer.state_dict()["state"]
         done = int(state[0]["step"]) if state else 0
-        return self.config.learning_rate * min(1.0, (done + 1) / (self.config.warmup_steps + 1))
+        rise = min(1.0, (done + 1) / (self.config.warmup_steps + 1))
+        fall = max(0.2, 1 - 0.8 * done / self.config.decay_steps) if self.config.decay_steps else 1.0
+        return self.config.learning_rate * min(rise, fall)
 
     def save(self, folder: Path) -> None:
         """Write weights, tokenizer and optimizer state; the folder appears whole or not at all."""
