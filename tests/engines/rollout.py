@@ -20,7 +20,8 @@ from verifiers.v1.utils.loaders import load_taskset, resolve_env_config
 class FunctionClient(vf.Client):
     """Answers with the last message in capitals."""
 
-    seen: list[list[dict]] = []
+    def __init__(self) -> None:
+        self.seen: list[list[dict]] = []
 
     async def get_response(self, dialect, body, sampling, session_id=None, turn=None, headers=None):
         self.seen.append(body["messages"])
