@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -39,8 +38,6 @@ NANO_AGENT = NanoConfig(
 SHORTEST_BRIEF = 128
 """Tokens of the context that an answer must leave to the conversation before it."""
 MAX_GRAD_NORM = 1.0
-THREADS = min(os.cpu_count() or 1, 4)
-"""Torch threads of the agent: the workers are idle while it learns. A sum's last bits depend on their number."""
 
 
 def trainable_model(weights: bytes | None = None, seed: int = 0) -> NanoStudent:
@@ -96,7 +93,7 @@ class LocalPolicy:
         return await asyncio.to_thread(self._sample, [self.encode(one) for one in conversations], seed)
 
     def _sample(self, prompts: list[list[int]], seed: int) -> list[Completion]:
-        torch.set_num_threads(THREADS)
+        torch.set_num_threads(1)  # the last bits of a sum over threads are not the same each time
         sampled = self.model.sample(
             prompts,
             temperature=self.config.temperature,
@@ -123,7 +120,7 @@ class LocalPolicy:
         return await asyncio.to_thread(self._update, examples)
 
     def _update(self, examples: Sequence[Example]) -> dict[str, float]:
-        torch.set_num_threads(THREADS)
+        torch.set_num_threads(1)
         prompts = [example.completion.prompt_tokens for example in examples]
         longest = max(len(example.completion.tokens) for example in examples)
         tokens_BT = torch.full((len(examples), longest), 0)

@@ -6,6 +6,7 @@ never which jobs are good. Built once and cached by content hash.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ import torch
 from tokenizers import Tokenizer
 
 from trainwright.agent import brief, corpus, tokenizer
-from trainwright.agent.local import NANO_AGENT, THREADS, VOCABULARY, LocalPolicy, trainable_model
+from trainwright.agent.local import NANO_AGENT, VOCABULARY, LocalPolicy, trainable_model
 from trainwright.agent.tokenizer import END, fit_tokenizer
 from trainwright.cache import cache_folder, content_hash, locked, write_atomically
 from trainwright.config import AgentConfig
@@ -25,6 +26,8 @@ from trainwright.suites.nano import add, base, count, reverse, shift, sort, uniq
 BATCH = 16
 LEARNING_RATE, WARMUP_STEPS = 3e-3, 20
 TOKENIZER_TEXTS = 1000
+THREADS = min(os.cpu_count() or 1, 4)
+"""Torch threads of the warm start, which has the machine to itself. The last bits depend on them: part of the key."""
 
 Progress = Callable[[int, int], None]
 
