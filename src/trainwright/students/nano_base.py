@@ -53,6 +53,7 @@ def nano_base(name: str, progress: Progress | None = None) -> NanoStudent:
 
 
 def _warm_up(name: str, progress: Progress | None) -> bytes:
+    torch.set_num_threads(1)  # two students are built side by side, and more threads would change the last bits
     rng = random.Random(derive_seed(SEED, "warm-up", name))
     student = NanoStudent.untrained(name, SEED)
     student.add_adapter(0, 0.0, "all", SEED)

@@ -30,3 +30,19 @@ def student_key(name: str) -> str:
     if name in nano.CONFIGS:
         return nano_base.base_key(name)
     raise ConfigError(f"unknown student {name!r}; known: {', '.join(nano.CONFIGS)}")
+
+
+def build_all() -> None:
+    """Build the embedded base students that are not in the cache yet, a process each."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    from trainwright.students import nano
+
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as processes:
+        for student in processes.map(base_student, nano.CONFIGS):
+            print(f"base student {student.name} is in the cache")
+
+
+if __name__ == "__main__":
+    build_all()
