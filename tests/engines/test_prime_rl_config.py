@@ -52,10 +52,10 @@ TASK = Task(
 
 def place(**changes: Any) -> Place:
     base = {
-        "output_dir": Path("/work/runs"),
+        "output_dir": Path("/data/runs"),
         "run_name": "run",
-        "rows": Path("/work/rows.jsonl"),
-        "socket": Path("/work/rewards"),
+        "rows": Path("/data/rows.jsonl"),
+        "socket": Path("/data/rewards"),
         "first_port": 18000,
         "attention": "flash_attention_2",
         "memory_fraction": 0.4,
@@ -288,3 +288,24 @@ def test_a_server_of_our_own_has_the_same_settings() -> None:
     shared = rl_config(hp, place(), 4096, 7).inference
     assert rl_config(hp, place(own_server=True), 4096, 7).inference is None
     assert server_config(hp, place(own_server=True), 4096, 7) == shared
+
+
+def test_the_documented_configuration_is_the_one_we_write() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "prime-rl.md").read_text()
+    shown = text.split("```toml\n")[1].split("```")[0]
+    hp = Hyperparameters(
+        student="qwen3-0.6b",
+        learning_rate=1e-4,
+        max_steps=100,
+        batch_size=128,
+        group_size=16,
+        max_completion_tokens=512,
+    )
+    content = tomllib.loads(shown)
+    [source] = content["orchestrator"]["train"]["source"]
+    where = place(
+        output_dir=Path(content["output_dir"]),
+        rows=Path(source["env"]["taskset"]["rows"]),
+        socket=Path(source["env"]["taskset"]["task"]["socket"]),
+    )
+    assert shown == toml(rl_config(hp, where, sequence_length(1000, hp.max_completion_tokens), 0))

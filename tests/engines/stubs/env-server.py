@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from common import configuration, misbehaviour, say
+from common import BIN, configuration, misbehaviour, say
 
 
 def main() -> None:
@@ -18,6 +18,7 @@ def main() -> None:
         sys.exit(f"ModuleNotFoundError: taskset 'trainwright-job' not found (tried to import {module!r}).")
     rows = [json.loads(line) for line in Path(config["taskset"]["rows"]).read_text().splitlines()]
     say(f"serving {len(rows)} rows with {config['agent']['harness']['id']}")
+    (BIN / "env-server.ready").touch()  # upstream answers a health check
     time.sleep(600)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from common import append, configuration, hang, misbehaviour, say, wait_for
+from common import BIN, append, configuration, hang, misbehaviour, say, wait_for
 
 EMPTY = "RuntimeError: 10 consecutive empty train batches — check algorithm credit and task difficulty."
 ZERO = "RuntimeError: 10 consecutive zero-output batch equivalents — check the curriculum admission policy"
@@ -53,6 +53,7 @@ def main() -> None:
     run = Path(config["output_dir"])
     taskset = config["train"]["source"][0]["env"]["taskset"]
     rows = itertools.cycle([json.loads(line)["row"] for line in Path(taskset["rows"]).read_text().splitlines()])
+    wait_for((BIN / "env-server.ready").exists)
     wait_for(lambda: reachable(config["model"]["client"]["base_url"]))
     wait_for((run / "broadcasts" / "step_0" / "STABLE").exists)
     if wrong == "can't reach the model":
