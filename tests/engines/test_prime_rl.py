@@ -10,7 +10,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,11 @@ def test_the_programs_see_no_secret_of_ours(
     assert seen["CUDA_VISIBLE_DEVICES"] == "0,0"
 
 
+def cases(names: Iterable[str], slow: Collection[str]) -> list[Any]:
+    """Return the names as parameters, some of them for the slow tests: variants of what the others cover."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in slow else []) for name in names]
+
+
 JOB_FAULTS = {
     "no reward differs": ({"orchestrator": "learns nothing"}, "no_signal"),
     "the trainer runs out of memory on a batch": ({"torchrun": "runs out of memory in step 2"}, "memory"),
@@ -116,7 +121,7 @@ JOB_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", JOB_FAULTS)
+@pytest.mark.parametrize("name", cases(JOB_FAULTS, slow={"the adapter holds NaN"}))
 def test_what_the_job_did_is_its_fault(train: Train, name: str) -> None:
     scenario, code = JOB_FAULTS[name]
     with pytest.raises(JobFault) as caught:
@@ -152,9 +157,7 @@ TEXTS |= {"vLLM loses an adapter", "the trainer does not fit", "a refused config
 """Faults that differ from others only in what a log says, which `test_prime_rl_failures` covers by default."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in TEXTS else []) for name in INFRA_FAULTS]
-)
+@pytest.mark.parametrize("name", cases(INFRA_FAULTS, slow=TEXTS))
 def test_everything_else_is_not(train: Train, name: str) -> None:
     scenario, code, words = INFRA_FAULTS[name]
     with pytest.raises(InfraFault) as caught:
@@ -183,7 +186,7 @@ STALLS = {
 }
 
 
-@pytest.mark.parametrize("name", STALLS)
+@pytest.mark.parametrize("name", cases(STALLS, slow={"no first step", "a last adapter that is never complete"}))
 def test_a_run_without_progress_is_stopped(train: Train, name: str) -> None:
     scenario, patience = STALLS[name]
     with pytest.raises(InfraFault) as caught:
