@@ -257,7 +257,8 @@ async def reap_all(fake: FakeRunpod) -> None:
     """Do what `trainwright pods reap --all` does."""
     fake.faults.clear()
     async with RunpodApi(fake.base_url, ACCOUNT_KEY) as api:
-        await sweep(api, await api.pods(), lambda pod: "abandoned")
+        async for _ in sweep(api, await api.pods(), lambda pod: "abandoned"):
+            pass
 
 
 def main() -> None:

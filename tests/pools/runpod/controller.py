@@ -76,7 +76,7 @@ BAD = {
     "no_artifact": "true",
     "artifact_invalid": "printf 'nonsense' > \"$TRAINWRIGHT_OUT/artifact\"",
     "killed": "kill -9 $$",
-    "out_of_memory": "echo oom_kill $(date +%s%N) > \"$TRAINWRIGHT_OUT/../../../cgroup/memory.events\"; kill -9 $$",
+    "out_of_memory": 'echo oom_kill $(date +%s%N) > "$TRAINWRIGHT_OUT/../../../cgroup/memory.events"; kill -9 $$',
 }
 REASONS = {kind: kind for kind in BAD} | {"hang": "timeout"}
 HYPERPARAMETERS = Hyperparameters(student="small")

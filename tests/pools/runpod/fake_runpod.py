@@ -49,6 +49,7 @@ ACTIONS = {
     "TERMINATED": [],
 }
 UIDS = itertools.count(200_000 + os.getpid() % 1000 * 1000, 2)  # an agent uses its jobs' uid and the next one
+HOST = ["/bin/sh", "-c", '"$@" & read -r _; kill -9 $!', "host"]  # when we die, our pods die
 NVIDIA_SMI = '#!/bin/sh\ncat "${0%/*}/gpus"\n'
 TITLES = {400: "Bad Request", 401: "Unauthorized", 402: "Payment Required", 403: "Forbidden", 404: "Not Found"}
 
@@ -79,6 +80,7 @@ class FakePod:
     body: dict[str, Any]
     usd_per_hour: float
     created: float
+    created_at: str
     folder: Path
     faults: list[Fault]
     status: str = "PROVISIONING"
@@ -88,6 +90,7 @@ class FakePod:
     lease_until: float | None = None
     boots: int = 0
     port: int = 0
+    reserved: socket.socket | None = None
     process: subprocess.Popen[bytes] | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -161,6 +164,8 @@ class FakeRunpod:
         self._server.server_close()
         for pod in self.pods:
             self._kill(pod)
+            if pod.reserved is not None:
+                pod.reserved.close()
             shutil.rmtree(pod.folder, ignore_errors=True)
 
     # Books
@@ -210,6 +215,7 @@ class FakeRunpod:
                 body=body,
                 usd_per_hour=self.gpus[body["gpu"]["id"]],
                 created=time.monotonic(),
+                created_at=stamp(time.time()),
                 folder=self.folder / f"pod{number}-{os.urandom(3).hex()}",
                 faults=found,
             )
@@ -248,7 +254,9 @@ class FakeRunpod:
         (cgroup / "memory.events").write_text("oom_kill 0\n")
         (cgroup / "memory.events").chmod(0o666)
         skew = 3600 if "clock_behind" in kinds else -3600 if "clock_ahead" in kinds else 0
-        pod.port = free_port()
+        if pod.reserved is None:
+            pod.reserved = reserve_port()
+            pod.port = pod.reserved.getsockname()[1]
         uid = str(next(UIDS)) if self._own_users else "same"
         env |= {
             "PATH": f"{pod.folder / 'bin'}:/usr/bin:/bin",
@@ -262,10 +270,10 @@ class FakeRunpod:
         }
         with open(pod.folder / "container.log", "ab") as log:
             pod.process = subprocess.Popen(
-                [*own_namespace(), sys.executable, "-I", "-S", pod_agent.__file__],
+                [*HOST, *own_namespace(), sys.executable, "-I", "-S", pod_agent.__file__],
                 env=env,
                 cwd="/",
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -282,6 +290,8 @@ class FakeRunpod:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         pod.process.wait()
+        assert pod.process.stdin is not None
+        pod.process.stdin.close()
 
     def _tick(self) -> None:
         """Let time pass: boots, what goes wrong with pods later, and the balance."""
@@ -318,12 +328,12 @@ class FakeRunpod:
             return self.restart(pod)
         assert pod.process is not None
         family = tree(pod.process.pid)
-        depth = 2 if own_namespace() else 1
+        depth = 3 if own_namespace() else 2  # the host's shell, unshare, process 1, its server
         if kind == "exited":
             self._kill(pod)
             pod.status = "EXITED"
         elif kind == "hang":
-            for pid in family:
+            for pid in family[depth - 1 :]:
                 os.kill(pid, signal.SIGSTOP)
         elif len(family) > depth:
             os.kill(family[depth], signal.SIGSTOP if kind == "server_hang" else signal.SIGKILL)
@@ -526,7 +536,7 @@ class FakeRunpod:
             "locked": False,
             "globalNetworking": {"enabled": False},
             "runtime": {"uptime": int(time.monotonic() - (pod.started or 0)), "ports": []} if running else None,
-            "createdAt": stamp(time.time() - (time.monotonic() - pod.created)),
+            "createdAt": pod.created_at,
             "startedAt": None,
         }
 
@@ -673,11 +683,12 @@ def tree(pid: int) -> list[int]:
     return family
 
 
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+def reserve_port() -> socket.socket:
+    """Return a socket that keeps a port from everyone but an agent: bound, never listening, address reusable."""
+    one = socket.socket()
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    one.bind(("0.0.0.0", 0))
+    return one
 
 
 def stamp(seconds: float) -> str:

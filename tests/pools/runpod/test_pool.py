@@ -17,7 +17,7 @@ from typing import Any
 import controller
 import pytest
 from controller import HYPERPARAMETERS, bad, good, pool, settings, weights_of
-from fake_runpod import FakeRunpod, Fault, free_port
+from fake_runpod import FakeRunpod, Fault, reserve_port
 
 from trainwright.errors import ConfigError, InfraFault, TrainwrightError
 from trainwright.pools.pool import OutcomeClass
@@ -158,11 +158,11 @@ async def test_a_lost_pod_means_that_the_job_runs_elsewhere(pods_folder: Path) -
 
 
 async def test_a_job_whose_pods_are_always_lost_is_dropped_and_never_scored(pods_folder: Path) -> None:
-    faults = [Fault("pod", "vanish", after=0.5, times=99)]
-    async with running(pods_folder, faults, times__lost=1.0, job_retries=1) as (fake, pods):
+    faults = [Fault("pod", "vanish", after=1.5, times=99)]
+    async with running(pods_folder, faults, times__lost=1.0, job_retries=1, boot_failures=99) as (_, pods):
         with pytest.raises(InfraFault, match="lost 2 times"):
-            await pods.train("train-0-0-0", good("x", 5.0), HYPERPARAMETERS, 0)
-        assert len(fake.pods) == 2
+            await pods.train("train-0-0-0", good("x", 20.0), HYPERPARAMETERS, 0)
+        assert [ending for _, _, ending in pods._records.attempts("train-0-0-0")] == ["INFRA_LOST"] * 2
 
 
 async def test_pods_that_do_not_boot_are_replaced_and_in_the_end_stop_the_run(pods_folder: Path) -> None:
@@ -178,7 +178,7 @@ async def test_pods_that_do_not_boot_are_replaced_and_in_the_end_stop_the_run(po
 
 @pytest.mark.parametrize("kind", ["no_capacity", *slow("no_capacity_500", "forbidden", "rule")])
 async def test_a_refused_candidate_is_followed_by_the_next(pods_folder: Path, kind: str) -> None:
-    async with running(pods_folder, [Fault("create", kind, times=3)]) as (fake, pods):
+    async with running(pods_folder, [Fault("create", kind, times=3)], times__backoff=30.0) as (fake, pods):
         await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
         assert fake.requests.count("POST /pods") == 4
         assert fake.pods[0].body["gpu"]["id"] == "NVIDIA L40S"
@@ -398,7 +398,8 @@ PROMPTS = ["canary-one", "canary-two", "canary-three"]
 @asynccontextmanager
 async def evaluating(folder: Path, **changes: Any) -> AsyncIterator[tuple[FakeRunpod, RunpodPool]]:
     """Yield a fake and a pool with an evaluation service, which is a stand-in for vLLM."""
-    port = free_port()
+    reserved = reserve_port()
+    port = reserved.getsockname()[1]
     here = Path(controller.__file__).parent / "stand_in_server.py"
     with FakeRunpod(folder / "pods", own_users=False) as fake:
         evaluate = [sys.executable, "-I", "-S", pod_evaluate.__file__]
@@ -413,6 +414,7 @@ async def evaluating(folder: Path, **changes: Any) -> AsyncIterator[tuple[FakeRu
         }
         async with running(folder, fake=fake, **changes) as (_, pods):
             yield fake, pods
+    reserved.close()
 
 
 async def test_base_and_trained_student_answer_with_the_same_seeds(pods_folder: Path) -> None:
@@ -430,7 +432,7 @@ async def test_base_and_trained_student_answer_with_the_same_seeds(pods_folder: 
 
 
 async def test_hidden_prompts_reach_no_pod_that_ran_a_job(pods_folder: Path) -> None:
-    async with evaluating(pods_folder, times__idle=3.0) as (fake, pods):
+    async with evaluating(pods_folder, times__idle=30.0) as (fake, pods):
         await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
         await pods.generate("small", weights_of("x"), PROMPTS, seed=7, max_tokens=8)
         await pods.train("train-0-0-1", good("y"), HYPERPARAMETERS, 0)

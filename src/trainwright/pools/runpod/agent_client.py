@@ -119,7 +119,7 @@ class AgentClient:
         self, http: httpx.AsyncClient, template: str, pod_id: str, port: int, token: str, seconds: float
     ) -> None:
         self._http = http
-        self._root = template.format(pod_id=checked(pod_id), port=port)
+        self._root = template.replace("{pod_id}", checked(pod_id)).replace("{port}", str(port))
         self._headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
         self._seconds = seconds
 

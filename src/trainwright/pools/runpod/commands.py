@@ -144,7 +144,8 @@ async def _reap(older_than: float | None, everything: bool, dry_run: bool) -> in
         for pod in doomed:
             print(f"{pod.id}  {pod.name}  ${pod.usd_per_hour:.2f}/h: {reason_of(pod)}")
         if doomed and not dry_run:
-            await sweep(api, doomed, reason_of)
+            async for reaped in sweep(api, doomed, reason_of):
+                print(f"{reaped.pod.id}  deleted")
     print(f"{len(doomed)} of {len(pods)} pods {'would be ' if dry_run else ''}deleted")
     return FOUND if doomed else 0
 

@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 
 from trainwright.errors import InfraFault
+from trainwright.pools.runpod.agent_client import AgentClient, JobStatus, Misbehaved
+from trainwright.pools.runpod.results import fetch_artifact
 
 ROLE = "evaluation:"
 MAX_REPLY_BYTES = 64 << 20
@@ -46,6 +48,19 @@ def request_key(student: str, files: Mapping[str, bytes]) -> str:
     for name, data in sorted(files.items()):
         digest.update(name.encode() + b"\0" + hashlib.sha256(data).digest())
     return f"evaluation-{digest.hexdigest()}"
+
+
+async def fetch_replies(
+    agent: AgentClient, attempt_id: str, status: JobStatus, count: int, patience: float
+) -> list[str]:
+    """Return the replies of an ended evaluation; raise `Misbehaved`: whatever goes wrong is the pod's, not a job's."""
+    if status.ended != "exited" or status.exit_code != 0 or not 0 <= status.artifact_size <= MAX_REPLY_BYTES:
+        log = (await agent.stream(attempt_id, "log", 4096)).decode(errors="replace")
+        raise Misbehaved(f"the evaluation ended with {status.ended} {status.exit_code}: {log[-300:]}")
+    try:
+        return parse_replies(await fetch_artifact(agent, attempt_id, status, patience), count)
+    except InfraFault as fault:
+        raise Misbehaved(fault.message) from None
 
 
 def parse_replies(data: bytes, count: int) -> list[str]:

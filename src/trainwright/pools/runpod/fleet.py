@@ -10,24 +10,14 @@ import asyncio
 import contextlib
 import json
 import logging
+import random
 import secrets
 import time
 
 import httpx
 
 from trainwright.pools.runpod.agent_client import AgentClient, Health, Misbehaved, Refused, Unreachable
-from trainwright.pools.runpod.api import (
-    Create,
-    NoCapacity,
-    NotThere,
-    OursToFix,
-    Pod,
-    Retry,
-    RunpodApi,
-    RunpodError,
-    Skip,
-    Wait,
-)
+from trainwright.pools.runpod.api import Create, NotThere, OursToFix, Pod, Retry, RunpodApi, RunpodError, Wait
 from trainwright.pools.runpod.candidates import Candidate, Candidates
 from trainwright.pools.runpod.config import BASE_URL, RunpodConfig
 from trainwright.pools.runpod.money import OutOfMoney, Purse
@@ -363,7 +353,5 @@ class Fleet:
             await asyncio.sleep(self.times.poll)
 
     async def _pause(self, number: int) -> None:
-        await asyncio.sleep(min(self.times.backoff * 2**number, 60 * self.times.backoff))
-
-
-__all__ = ["BootFailed", "Fleet", "NoCapacity", "NoRoom", "PodLost", "Skip"]
+        wait = min(self.times.backoff * 2**number, 60 * self.times.backoff)
+        await asyncio.sleep(wait * random.uniform(0.5, 1.5))

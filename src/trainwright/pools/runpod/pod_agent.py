@@ -51,6 +51,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+USER_AGENT = "trainwright-pod-agent/1"  # Cloudflare turns urllib's own name away
 MAX_LEASE_SECONDS = 3600.0
 MAX_REQUEST_SECONDS = 55.0
 MAX_CONNECTIONS = 32
@@ -213,7 +214,11 @@ def delete_pod(api_url: str, pod_id: str, api_key: str) -> None:
                 api_url + path,
                 method=method,
                 data=None if body is None else json.dumps(body).encode(),
-                headers={"Authorization": f"Bearer {api_key}", "Content-Type": "application/json"},
+                headers={
+                    "Authorization": f"Bearer {api_key}",
+                    "Content-Type": "application/json",
+                    "User-Agent": USER_AGENT,
+                },
             )
             try:
                 with urllib.request.urlopen(request, timeout=20) as response:
@@ -480,11 +485,20 @@ def checked_manifest(body: bytes) -> Json:
 
 def job_environment(job: Job) -> dict[str, str]:
     """Return the job's whole environment: nothing of ours, no token, no key."""
+    own = {"TRAINWRIGHT_JOB": os.path.join(job.folder, "job"), "TRAINWRIGHT_OUT": job.out}
+    return {**clean_environment(), **job.env, **home_in(os.path.join(job.folder, "tmp")), **own}
+
+
+def clean_environment() -> dict[str, str]:
+    """Return what any command needs of ours, by an allow-list."""
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     kept.update({name: value for name, value in os.environ.items() if name.startswith("NVIDIA_")})
-    tmp = os.path.join(job.folder, "tmp")
-    own = {"HOME": tmp, "TMPDIR": tmp, "TRAINWRIGHT_JOB": os.path.join(job.folder, "job"), "TRAINWRIGHT_OUT": job.out}
-    return {"PATH": os.defpath, **kept, **job.env, **own}
+    return {"PATH": os.defpath, **kept}
+
+
+def home_in(folder: str) -> dict[str, str]:
+    """Return the variables that send caches and temporary files to a folder."""
+    return {"HOME": folder, "TMPDIR": folder}
 
 
 def start_process(command: list[str], env: dict[str, str], uid: int | None, folder: str) -> subprocess.Popen[bytes]:
@@ -614,9 +628,13 @@ class Service:
             threading.Thread(target=self._keep, daemon=True).start()
 
     def _keep(self) -> None:
-        log = os.path.join(self._settings.folder, "service.log")
-        uid = None if self._settings.job_uid is None else self._settings.job_uid + 1
-        env = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        log, home = (os.path.join(self._settings.folder, name) for name in ("service.log", "service"))
+        os.makedirs(home, mode=0o755, exist_ok=True)
+        uid = None
+        if self._settings.job_uid is not None:
+            uid = self._settings.job_uid + 1
+            os.chown(home, uid, uid)
+        env = {**clean_environment(), **home_in(home)}
         while True:
             self.starts += 1
             try:

@@ -24,14 +24,24 @@ from trainwright.job.job import Job
 from trainwright.pools.pool import OutcomeClass, Pool, TrainResult, Verdict
 from trainwright.pools.runpod import evaluation, reaper
 from trainwright.pools.runpod.agent_client import AgentClient, JobStatus
-from trainwright.pools.runpod.api import NoBalance, OursToFix, RunpodApi, RunpodError, Skip, Wait, WrongKey
+from trainwright.pools.runpod.api import (
+    NoBalance,
+    NoCapacity,
+    OursToFix,
+    Pod,
+    RunpodApi,
+    RunpodError,
+    Skip,
+    Wait,
+    WrongKey,
+)
 from trainwright.pools.runpod.candidates import Candidate, Candidates
 from trainwright.pools.runpod.config import RunpodConfig, api_key, endpoints
-from trainwright.pools.runpod.fleet import BootFailed, Fleet, NoCapacity, NoRoom, PodLost
+from trainwright.pools.runpod.fleet import BootFailed, Fleet, NoRoom, PodLost
 from trainwright.pools.runpod.money import OutOfMoney
 from trainwright.pools.runpod.queue import TRAINING, Work, WorkQueue, pods_wanted
 from trainwright.pools.runpod.records import Attempt, JobRow, PodRow, Records
-from trainwright.pools.runpod.results import AdapterCheck, ResultFiles, fetch_artifact, from_json, to_json, train_result
+from trainwright.pools.runpod.results import AdapterCheck, ResultFiles, from_json, to_json, train_result
 from trainwright.pools.runpod.worker import PodWorker, Resumed
 from trainwright.suites.family import Task
 
@@ -361,7 +371,11 @@ class RunpodPool:
     async def _collect(self, work: Work, attempt: Attempt, row: PodRow, agent: AgentClient, status: JobStatus) -> bool:
         """Turn an ended job into the result of its work, stored first; return whether the job was at fault."""
         if work.job is None:
-            return await self._collect_replies(work, attempt, agent, status)
+            replies = await evaluation.fetch_replies(agent, attempt.id, status, work.count, self.config.times.lost)
+            self._records.conclude(attempt, time.time(), "OK")
+            if not work.done.done():
+                work.done.set_result(replies)
+            return False
         result = await train_result(
             agent,
             attempt.id,
@@ -376,28 +390,11 @@ class RunpodPool:
         now = time.time()
         result = replace(result, usd=row.usd_per_hour * (now - attempt.began) / 3600)
         if result.outcome.kind is OutcomeClass.TRAINED:
-            self._results.save(work.key, result.weights)
+            await asyncio.to_thread(self._results.save, work.key, result.weights)
         outcome = result.outcome
         if self._records.conclude(attempt, now, outcome.kind, outcome.reason, to_json(result)) and not work.done.done():
             work.done.set_result(result)
         return outcome.kind is OutcomeClass.JOB_FAULT
-
-    async def _collect_replies(self, work: Work, attempt: Attempt, agent: AgentClient, status: JobStatus) -> bool:
-        """Read the replies of an evaluation; whatever goes wrong here is ours, since the command is."""
-        if status.ended != "exited" or status.exit_code != 0 or status.artifact_size < 0:
-            log_text = (await agent.stream(attempt.id, "log", 4096)).decode(errors="replace")
-            raise PodLost(f"the evaluation ended with {status.ended} {status.exit_code}: {log_text[-300:]}")
-        if status.artifact_size > evaluation.MAX_REPLY_BYTES:
-            raise PodLost("the replies are too large")
-        data = await fetch_artifact(agent, attempt.id, status, self.config.times.lost)
-        try:
-            replies = evaluation.parse_replies(data, work.count)
-        except InfraFault as error:
-            raise PodLost(str(error)) from None
-        self._records.conclude(attempt, time.time(), "OK")
-        if not work.done.done():
-            work.done.set_result(replies)
-        return False
 
     # The reaper
 
@@ -408,15 +405,13 @@ class RunpodPool:
             try:
                 pods = await self._fleet.listing.pods(asked)
                 self._fleet.reprice(pods)
-                reaped = await reaper.sweep(
-                    self._api,
-                    pods,
-                    lambda pod: reaper.unowned(pod, self._records) or reaper.overdue(pod, time.time()),
-                )
-                for one in reaped:
+                async for one in reaper.sweep(self._api, pods, self._reason_to_go):
                     log.warning("reaped %s (%s): %s", one.pod.name, one.pod.id, one.reason)
                     seconds = reaper.age(one.pod, time.time())
                     self._records.book_stray(one.pod.name, seconds, one.pod.usd_per_hour, time.time())
             except RunpodError as error:
                 log.warning("the reaper could not finish: %s", error)
             await asyncio.sleep(self.config.times.reaper)
+
+    def _reason_to_go(self, pod: Pod) -> str:
+        return reaper.unowned(pod, self._records) or reaper.overdue(pod, time.time())

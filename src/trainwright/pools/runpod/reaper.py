@@ -5,7 +5,7 @@ It only ever touches pods whose name says that they are trainwright's (`names.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -41,17 +41,15 @@ def unowned(pod: Pod, records: Records) -> str:
     return "the twin of another pod" if row.pod_id and row.pod_id != pod.id else ""
 
 
-async def sweep(api: RunpodApi, pods: Sequence[Pod], reason_of: Callable[[Pod], str]) -> list[Reaped]:
-    """Delete every pod that has a reason to go and return those that were still there.
+async def sweep(api: RunpodApi, pods: Sequence[Pod], reason_of: Callable[[Pod], str]) -> AsyncIterator[Reaped]:
+    """Delete every pod that has a reason to go and yield those that were still there.
 
     Raises `RunpodError` at the first that can't be deleted.
     """
-    reaped = []
     for pod in pods:
         ours = pod.status != "TERMINATED" and PodName.parse(pod.name) is not None
         if ours and (reason := reason_of(pod)) and await api.delete(pod.id):
-            reaped.append(Reaped(pod, reason))
-    return reaped
+            yield Reaped(pod, reason)
 
 
 def age(pod: Pod, now: float) -> float:
