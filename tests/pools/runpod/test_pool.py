@@ -22,6 +22,7 @@ from fake_runpod import FakeRunpod, Fault, reserve_port
 from trainwright.errors import ConfigError, InfraFault, TrainwrightError
 from trainwright.pools.pool import OutcomeClass
 from trainwright.pools.runpod import pod_evaluate
+from trainwright.pools.runpod.fleet import Fleet
 from trainwright.pools.runpod.money import OutOfMoney
 from trainwright.pools.runpod.pool import RunpodPool, group_of
 
@@ -467,3 +468,13 @@ async def test_the_gate_is_the_local_pools(pods_folder: Path) -> None:
 def test_the_members_of_a_group_share_its_name() -> None:
     assert group_of("train-0003-1-5") == group_of("train-0003-1-0") == "train-0003-1"
     assert group_of("alone") == "alone"
+
+
+async def test_a_bug_of_ours_reaches_whoever_waits(pods_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(self: Fleet, role: str) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Fleet, "intend", broken)
+    async with running(pods_folder) as (_, pods):
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)

@@ -269,7 +269,7 @@ class RunpodPool:
                 self._note(error)
             except RunpodError as error:
                 self._refused(error)
-            except TrainwrightError as error:
+            except Exception as error:  # a cap is reached, or we have a bug: whoever waits shall know
                 self._fail(error)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(wait, 0.01)):  # `wait_for` of Python 3.11 can swallow a cancellation
@@ -411,6 +411,8 @@ class RunpodPool:
                     self._records.book_stray(one.pod.name, seconds, one.pod.usd_per_hour, time.time())
             except RunpodError as error:
                 log.warning("the reaper could not finish: %s", error)
+            except Exception:  # a bug of ours must not be the end of the reaper
+                log.exception("the reaper failed")
             await asyncio.sleep(self.config.times.reaper)
 
     def _reason_to_go(self, pod: Pod) -> str:

@@ -67,9 +67,9 @@ class PodWorker:
             reason, kind = f"{type(error).__name__}: {error}", "lost"
             raise
         finally:
+            self.ending = True  # from here on nobody cancels: a deletion that has begun is seen through
             if self._resumed:
                 await self._drop_resumed("its pod could not be resumed")
-            self.ending = True  # from here on nobody cancels: a deletion that has begun is seen through
             await self._fleet.terminate(self.row, reason, kind=kind)
 
     async def _open(self) -> None:
