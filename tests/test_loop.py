@@ -176,7 +176,7 @@ def test_probes_are_paired(tmp_path: Path) -> None:
 
 
 def test_the_validity_weight_falls_once_jobs_are_valid(tmp_path: Path) -> None:
-    settings = config(steps=4, groups=4, group_size=8, probe={"episodes": 0})
+    settings = config(steps=3, groups=4, group_size=8, probe={"episodes": 0})
     run = Run(tmp_path / "run", settings, script=lambda conversation, rng: reference_answer(conversation)).go()
     weights = [step.validity for step in run.ledger.steps()]
     assert weights[0] == VALIDITY_START  # 32 episodes do not fill the window
@@ -216,7 +216,7 @@ def test_a_run_killed_at_any_write_resumes_to_the_same_ledger(tmp_path: Path, co
     whole = Run(tmp_path / "whole", settings, ledger=counting).go()
     expected = whole.ledger.fingerprint()
     assert writes[0] > 40
-    for life in range(1, writes[0] + 1, 5):
+    for life in range(1, writes[0] + 1, 9):
         folder = tmp_path / f"killed-{life}"
         with pytest.raises(BaseException) as caught:  # in a group or alone
             Run(folder, settings, ledger=mortal(life, committed)[0]).go()

@@ -122,7 +122,7 @@ def status(folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's
 def main() -> None:
     """Run the command line; a user's mistake is one message on standard error and exit code 2."""
     try:
-        app()
+        app(prog_name="trainwright")
     except TrainwrightError as error:
         print(f"trainwright: {error}", file=sys.stderr)
         sys.exit(2)

@@ -9,9 +9,10 @@ from statistics import fmean
 from trainwright.cache import write_atomically
 from trainwright.config import MeasureConfig
 from trainwright.errors import ConfigError, InfraFault, JobRejected
+from trainwright.job.gate import check_static
 from trainwright.job.job import Job
 from trainwright.measure import estimate, paired_difference, score_student
-from trainwright.pools.pool import OutcomeClass, Verdict
+from trainwright.pools.pool import OutcomeClass, Pool, Verdict
 from trainwright.report.curve import text_curve
 from trainwright.report.view import make_view
 from trainwright.reward import gain
@@ -43,19 +44,29 @@ def named_task(name: str) -> tuple[Family, Task]:
 def gate_job(job: Job, task_name: str, unsafe_no_sandbox: bool) -> Verdict:
     """Return the gate's verdict on a job for a task."""
     from trainwright.pools.local import LocalPool
-    from trainwright.run import prepare_students
 
     family, task = named_task(task_name)
 
     async def work() -> Verdict:
-        await prepare_students(family.suite, make_view(plain=True))
         pool = LocalPool(1, unsafe_no_sandbox=unsafe_no_sandbox)
         try:
-            return await pool.gate(job, task)
+            return await _gate(pool, job, family, task)
         finally:
             await pool.close()
 
     return asyncio.run(work())
+
+
+async def _gate(pool: Pool, job: Job, family: Family, task: Task) -> Verdict:
+    """Return the verdict; what is wrong without running anything is said before a worker or a base student is made."""
+    from trainwright.run import prepare_students
+
+    try:
+        check_static(job, task)
+    except JobRejected as error:
+        return Verdict(False, error.code, error.message, error.file, error.line)
+    await prepare_students(family.suite, make_view(plain=True))
+    return await pool.gate(job, task)
 
 
 def train_job(job: Job, task_name: str, seed: int, items: int, out: Path | None, unsafe_no_sandbox: bool) -> bool:
@@ -69,12 +80,10 @@ async def _train_job(
 ) -> bool:
     from trainwright.pools.local import LocalPool
     from trainwright.reference import References
-    from trainwright.run import prepare_students
 
-    await prepare_students(family.suite, make_view(plain=True))
     pool = LocalPool(1, unsafe_no_sandbox=unsafe_no_sandbox)
     try:
-        verdict = await pool.gate(job, task)
+        verdict = await _gate(pool, job, family, task)
         print(f"task: {task.brief}\ngate: {verdict}")
         if verdict.hyperparameters is None:
             return False

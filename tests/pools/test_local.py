@@ -56,7 +56,7 @@ def pool() -> Iterator[LocalPool]:
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[LocalPool]:
     """Yield one worker with little time for a job, no retries, and a pool that soon takes it for silent."""
-    pool = LocalPool(1, job_seconds=2.0, retries=0, patience=Patience(silence=4.0))
+    pool = LocalPool(1, job_seconds=2.0, retries=0, patience=Patience(silence=2.0))
     run(pool.start())
     yield pool
     run(pool.close())

@@ -64,9 +64,13 @@ class WorkerProcess:
         return process.pid if process else 0
 
     def start(self) -> None:
-        """Start the process and wait until its environment server is warm; raise `InfraFault`, `SandboxError`."""
+        """Start the process unless it runs, and wait until its environment server is warm.
+
+        Raises `InfraFault` or `SandboxError`.
+        """
         with self._calling:
-            self._start()
+            if self._connection is None:
+                self._start()
 
     def call(self, name: str, arguments: tuple[Any, ...], seconds: float) -> Any:
         """Send one request and return its result; raise `InfraFault`, or `TimeoutError` while the worker beats.
