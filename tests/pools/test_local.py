@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -305,6 +307,27 @@ def test_closing_in_the_middle_leaves_no_process(processes: Any, when: str) -> N
         return processes.descendants(processes.own) - others
 
     assert processes.eventually(lambda: not left())
+
+
+def test_killed_workers_leave_no_folder_behind(monkeypatch: pytest.MonkeyPatch, processes: Any) -> None:
+    """At the reduced level jobs write below a folder on the disk, which the environment server removes."""
+    monkeypatch.setenv(LEVEL_VARIABLE, "reduced")
+    before = set(Path(tempfile.gettempdir()).glob("trainwright-jobs-*"))
+
+    async def work() -> TrainResult:
+        pool = LocalPool(1)
+        try:
+            await pool.start()
+            assert pool.sandbox.level == "reduced"
+            return await train(pool, job())
+        finally:
+            await pool.close()
+
+    try:
+        assert run(work()).outcome.kind is OutcomeClass.TRAINED
+    except SandboxError as error:
+        pytest.skip(str(error))
+    assert processes.eventually(lambda: set(Path(tempfile.gettempdir()).glob("trainwright-jobs-*")) <= before)
 
 
 def test_a_machine_without_a_sandbox_is_told_so(monkeypatch: pytest.MonkeyPatch, processes: Any) -> None:
