@@ -211,12 +211,12 @@ def mortal(life: int, committed: bool) -> tuple[type[Ledger], list[int]]:
 
 @pytest.mark.parametrize("committed", [False, True])
 def test_a_run_killed_at_any_write_resumes_to_the_same_ledger(tmp_path: Path, committed: bool) -> None:
-    settings = config(steps=2, agent={"max_attempts": 2})
+    settings = config(steps=2, agent={"max_attempts": 2}, probe={"episodes": 2, "every": 1, "episodes_between": 1})
     counting, writes = mortal(0, committed)
     whole = Run(tmp_path / "whole", settings, ledger=counting).go()
     expected = whole.ledger.fingerprint()
     assert writes[0] > 40
-    for life in range(1, writes[0] + 1, 9):
+    for life in range(1, writes[0] + 1):
         folder = tmp_path / f"killed-{life}"
         with pytest.raises(BaseException) as caught:  # in a group or alone
             Run(folder, settings, ledger=mortal(life, committed)[0]).go()

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -67,19 +68,21 @@ def content_hash(*parts: object) -> str:
     for part in parts:
         if isinstance(part, ModuleType):
             assert part.__file__ is not None
-            digest.update(ast.dump(_without_docstrings(Path(part.__file__).read_text())).encode())
+            digest.update(_syntax(Path(part.__file__).read_text()))
         else:
             digest.update(repr(part).encode())
         digest.update(b"\0")
     return digest.hexdigest()[:16]
 
 
-def _without_docstrings(source: str) -> ast.Module:
+@cache  # every episode asks for the hash of what its reference depends on, and parsing takes a tenth of a second
+def _syntax(source: str) -> bytes:
+    """Return the syntax tree without docstrings, as bytes."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [line for line in node.body if not _is_text(line)]
-    return tree
+    return ast.dump(tree).encode()
 
 
 def _is_text(line: ast.stmt) -> bool:

@@ -40,6 +40,8 @@ async def train_agent(services: Services, folder: Path, view: View) -> None:
     validity = steps[-1].validity if steps else VALIDITY_START
 
     for step in range(len(steps), config.steps):
+        if step and config.probe.every and step % config.probe.every == 0:
+            await probe(services, view, BETWEEN, step, min(config.probe.episodes_between, config.probe.episodes))
         started = time.monotonic()
         groups = [training_group(config, step, number) for number in range(config.groups)]
         sampling = derive_seed(config.seed, "sample", step)
@@ -56,10 +58,6 @@ async def train_agent(services: Services, folder: Path, view: View) -> None:
         ledger.commit_step(Step(step, validity, metrics, checkpoint, time.monotonic() - started))
         ledger.write_metrics(folder / "metrics.jsonl")
         view.step(step + 1, config.steps, metrics, time.monotonic() - started)
-
-        if config.probe.every and (step + 1) % config.probe.every == 0 and step + 1 < config.steps:
-            episodes = min(config.probe.episodes_between, config.probe.episodes)
-            await probe(services, view, BETWEEN, step + 1, episodes)
 
     await probe(services, view, AFTER, len(ledger.steps()), config.probe.episodes)
 
