@@ -60,7 +60,7 @@ def test_the_examples_are_tables_that_name_known_settings(path: Path) -> None:
         ("[agent]\nlearning_rate = inf", r"agent\.learning_rate: .*(finite|less)"),
         ("[agent]\nlearning_rate = 0.0", r"agent\.learning_rate: .*greater than 0"),
         ("[pool]\njob_seconds = nan", r"pool\.job_seconds: .*finite"),
-        ('[pool]\nbackend = "cloud"', r"pool\.backend: .*'local'"),
+        ('[pool]\nbackend = 3', r"pool\.backend: .*string"),
         ("agent = 3", "agent: .*AgentConfig"),
         ('[tasks]\nheld_out = "shfit"', "held_out = 'shfit' is not a family of the suite.*: .*shift"),
         ('[tasks]\nsuite = "micro"', "unknown suite 'micro'; known: .*nano"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -29,8 +29,10 @@ class TasksConfig(Section):
 class AgentConfig(Section):
     """The trainer agent."""
 
-    backend: Literal["local"] = "local"
-    """Which policy: `local` is a torch model on this machine."""
+    backend: str = "local"
+    """Which policy: `local` is a torch model on this machine; others come through entry points (`backends.py`)."""
+    options: dict[str, Any] = {}
+    """Settings of a backend from another package; the built-in ones have tables of their own."""
     temperature: float = Field(1.0, gt=0, le=2)
     """Sampling temperature of the agent."""
     max_tokens: int = Field(320, ge=16, le=32768)
@@ -53,11 +55,22 @@ class AgentConfig(Section):
     """Supervised steps on synthetic jobs before reinforcement learning (cached)."""
 
 
+class EngineConfig(Section):
+    """How jobs train students."""
+
+    backend: str = "torch"
+    """Which engine: `torch` is GRPO on this machine's cores or GPU; others come through entry points."""
+    options: dict[str, Any] = {}
+    """Settings of an engine from another package; the built-in ones have tables of their own."""
+
+
 class PoolConfig(Section):
     """Where jobs run."""
 
-    backend: Literal["local"] = "local"
-    """Which pool: `local` is worker processes on this machine."""
+    backend: str = "local"
+    """Which pool: `local` is worker processes on this machine; others come through entry points."""
+    options: dict[str, Any] = {}
+    """Settings of a pool from another package; the built-in ones have tables of their own."""
     workers: int = Field(0, ge=0, le=256)
     """Worker processes; 0 means one a core."""
     job_seconds: float = Field(120.0, gt=0)
@@ -105,6 +118,7 @@ class RunConfig(Section):
     """Episodes that share a task; the baseline of each is the mean of its group."""
     tasks: TasksConfig = TasksConfig()
     agent: AgentConfig = AgentConfig()
+    engine: EngineConfig = EngineConfig()
     pool: PoolConfig = PoolConfig()
     measure: MeasureConfig = MeasureConfig()
     probe: ProbeConfig = ProbeConfig()

@@ -15,8 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from trainwright.agent.brief import compact_brief
-from trainwright.agent.policy import Completion, Example
+from trainwright.agent.brief import brief_for
+from trainwright.agent.policy import BriefStyle, Completion, Example
 from trainwright.config import RunConfig
 from trainwright.episode import Group, Services, run_episode
 from trainwright.ledger import Attempt, Episode, Step
@@ -43,7 +43,7 @@ async def train_agent(services: Services, folder: Path, view: View) -> None:
         if step and config.probe.every and step % config.probe.every == 0:
             await probe(services, view, BETWEEN, step, min(config.probe.episodes_between, config.probe.episodes))
         started = time.monotonic()
-        groups = [training_group(config, step, number) for number in range(config.groups)]
+        groups = [training_group(services, step, number) for number in range(config.groups)]
         sampling = derive_seed(config.seed, "sample", step)
         members = await run_groups(services, view, groups, config.group_size, validity, sampling)
 
@@ -73,7 +73,7 @@ async def probe(services: Services, view: View, arm: str, step: int, episodes: i
     family = family_named(config.tasks.held_out)
     seeds = [derive_seed(config.seed, "probe-task", number) for number in range(episodes)]
     groups = [
-        make_group(config, f"{arm}-{step:04d}-{number:03d}", arm, step, number, family, seed)
+        make_group(config, f"{arm}-{step:04d}-{number:03d}", arm, step, number, family, seed, services.policy.brief)
         for number, seed in enumerate(seeds)
     ]
     members = await run_groups(services, view, groups, 1, VALIDITY_START, derive_seed(config.seed, "sample-probe"))
@@ -81,20 +81,30 @@ async def probe(services: Services, view: View, arm: str, step: int, episodes: i
     view.probe(arm, config.tasks.held_out, fmean(gains) if gains else float("nan"), len(gains))
 
 
-def training_group(config: RunConfig, step: int, number: int) -> Group:
+def training_group(services: Services, step: int, number: int) -> Group:
     """Return group `number` of a step: the training families take turns, the task is drawn anew."""
+    config, brief = services.config, services.policy.brief
     families = [family for family in suite_families(config.tasks.suite) if family.name != config.tasks.held_out]
     family = families[(step * config.groups + number) % len(families)]
     task_seed = derive_seed(config.seed, "task", step, number)
-    return make_group(config, f"{TRAIN}-{step:04d}-{number}", TRAIN, step, number, family, task_seed)
+    return make_group(config, f"{TRAIN}-{step:04d}-{number}", TRAIN, step, number, family, task_seed, brief)
 
 
-def make_group(config: RunConfig, id: str, arm: str, step: int, number: int, family: Family, task_seed: int) -> Group:
-    """Return a group with its task drawn and its hidden items fresh."""
+def make_group(
+    config: RunConfig,
+    id: str,
+    arm: str,
+    step: int,
+    number: int,
+    family: Family,
+    task_seed: int,
+    brief: BriefStyle = "compact",
+) -> Group:
+    """Return a group with its task drawn, told in the style of the agent's brief, and its hidden items fresh."""
     task = family.draw(task_seed)
     items_seed = derive_seed(task_seed, "items")
     items = family.hidden_items(task, items_seed, config.measure.items)
-    return Group(id, arm, step, number, family, task, items, compact_brief(task), items_seed)
+    return Group(id, arm, step, number, family, task, items, brief_for(task, brief), items_seed)
 
 
 async def run_groups(

@@ -53,11 +53,9 @@ class References:
             raise
 
     def _key(self, family: Family, task: Task, student: str) -> str:
-        from trainwright.engines import torch_grpo
-
         job = family.reference_job(task, student)
         sizes = (self.config.reference_items, self.config.reference_seeds, SEED)
-        digest = content_hash(job.hash, student_key(student), sizes, task.max_completion_tokens, torch_grpo)
+        digest = content_hash(job.hash, student_key(student), sizes, task.max_completion_tokens, self.pool.fingerprint)
         return f"{task.key}-{student}-{digest}"
 
     async def _load_or_measure(self, key: str, family: Family, task: Task, student: str) -> Reference:

@@ -64,28 +64,21 @@ async def _run(config: RunConfig, ledger: Ledger, folder: Path, view: View) -> N
 
 
 async def _train(config: RunConfig, ledger: Ledger, folder: Path, view: View) -> None:
-    from trainwright.agent.warm_start import warm_started
+    from trainwright.backends import make_policy, make_pool
     from trainwright.loop import train_agent
-    from trainwright.pools.local import LocalPool
     from trainwright.reference import References
 
     async with _clock(ledger):
         ledger.set("students", await prepare_students(config.tasks.suite, view))
         building = view.progress("warm-starting the agent")
-        policy = await in_thread(lambda report: warm_started(config.agent, config.seed, report), building)
-        pool = LocalPool(
-            config.pool.workers,
-            job_seconds=config.pool.job_seconds,
-            retries=config.pool.retries,
-            unsafe_no_sandbox=config.pool.unsafe_no_sandbox,
-        )
+        policy = await in_thread(lambda report: make_policy(config, report), building)
+        pool = make_pool(config)
         try:
-            await pool.start()
-            advice = f"; {pool.sandbox.advice}" if pool.sandbox.advice else ""
-            view.note(f"{len(pool.workers)} workers, sandbox: {pool.sandbox.level}{advice}")
+            started = await pool.start()
+            view.note(started.note)
             ledger.set("versions", versions())
-            ledger.set("sandbox", pool.sandbox.level)
-            services = Services(config, ledger, policy, pool, References(pool, config.measure), pool.sandbox.level)
+            ledger.set("sandbox", started.sandbox)
+            services = Services(config, ledger, policy, pool, References(pool, config.measure), started.sandbox)
             await train_agent(services, folder, view)
         finally:
             await pool.close()

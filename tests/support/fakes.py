@@ -11,13 +11,13 @@ from pathlib import Path
 
 from oracle import answer_to
 
-from trainwright.agent.policy import Completion, Example
+from trainwright.agent.policy import BriefStyle, Completion, Example
 from trainwright.errors import JobRejected
 from trainwright.job.gate import check_static
 from trainwright.job.hyperparameters import Hyperparameters
 from trainwright.job.job import ENVIRONMENT, Job
 from trainwright.messages import Message
-from trainwright.pools.pool import Outcome, OutcomeClass, TrainResult, Verdict
+from trainwright.pools.pool import Outcome, OutcomeClass, Started, TrainResult, Verdict
 from trainwright.seeds import derive_seed
 from trainwright.suites.family import Task
 from trainwright.suites.nano.warm_up import FAMILIES
@@ -33,6 +33,7 @@ class ScriptedPolicy:
     """
 
     name = "scripted"
+    brief: BriefStyle = "compact"
 
     def __init__(self, script: Callable[[Sequence[Message], random.Random], str], weights: int = 0) -> None:
         self.script = script
@@ -84,6 +85,11 @@ class InstantPool:
         if self.error is not None:
             raise self.error
         await asyncio.sleep(random.random() / 500 if self.jitter else 0)
+
+    fingerprint = "instant"
+
+    async def start(self) -> Started:
+        return Started("full", "a fake pool")
 
     async def gate(self, job: Job, task: Task) -> Verdict:
         await self._pause()

@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 from tokenizers import Tokenizer
 
-from trainwright.agent.policy import Completion, Example
+from trainwright.agent.policy import BriefStyle, Completion, Example
 from trainwright.agent.tokenizer import END
 from trainwright.config import AgentConfig
 from trainwright.engines.torch_grpo import clipped_objective
@@ -63,6 +63,7 @@ class LocalPolicy:
     """A policy of torch weights, a tokenizer and an AdamW optimizer. Implements `Policy`."""
 
     name = "nano-agent"
+    brief: BriefStyle = "compact"
 
     def __init__(self, tokenizer: Tokenizer, weights: bytes, config: AgentConfig) -> None:
         if config.max_tokens > CONTEXT - SHORTEST_BRIEF:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from trainwright.messages import Message
+
+BriefStyle = Literal["compact", "full"]
+"""The nano agent's few words, or the brief for large models, job format included."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Policy(Protocol):
     """A trainer agent's weights. `sample` never touches state that `update` depends on."""
 
     name: str
+    brief: BriefStyle
+    """Which brief it reads."""
 
     async def sample(self, conversations: Sequence[Sequence[Message]], seed: int) -> list[Completion]:
         """Return one answer a conversation; the same weights, conversations and seed give the same answers."""

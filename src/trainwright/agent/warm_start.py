@@ -17,7 +17,7 @@ from trainwright.agent import brief, corpus, tokenizer
 from trainwright.agent.local import NANO_AGENT, VOCABULARY, LocalPolicy, trainable_model
 from trainwright.agent.tokenizer import END, fit_tokenizer
 from trainwright.cache import cache_folder, content_hash, locked, write_atomically
-from trainwright.config import AgentConfig
+from trainwright.config import AgentConfig, RunConfig
 from trainwright.errors import ConfigError
 from trainwright.seeds import derive_seed
 from trainwright.students import nano_model
@@ -30,6 +30,11 @@ THREADS = min(os.cpu_count() or 1, 4)
 """Torch threads of the warm start, which has the machine to itself. The last bits depend on them: part of the key."""
 
 Progress = Callable[[int, int], None]
+
+
+def local_policy(config: RunConfig, progress: Progress) -> LocalPolicy:
+    """Return the agent of a run with `agent.backend = "local"`."""
+    return warm_started(config.agent, config.seed, progress)
 
 
 def warm_started(config: AgentConfig, seed: int, progress: Progress | None = None) -> LocalPolicy:

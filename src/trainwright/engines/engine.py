@@ -26,6 +26,13 @@ class Training:
 class Engine(Protocol):
     """Trains a fresh student in place on a job's environment."""
 
+    fingerprint: str
+    """What the results of the same job depend on: part of the key under which reference scores are cached."""
+
+    def check(self, hyperparameters: Hyperparameters) -> None:
+        """Raise `JobRejected` for hyperparameters that this engine can't take; the gate asks."""
+        ...
+
     def train(
         self,
         student: Student,

@@ -11,6 +11,7 @@ Letters for shapes: B sequences, G groups, T completion tokens.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from trainwright.cache import content_hash
+from trainwright.config import EngineConfig
 from trainwright.engines.engine import StepMetrics, Training
 from trainwright.environment.environment import Environment
 from trainwright.errors import JobFault
@@ -31,6 +34,13 @@ PHASES = ("sampling", "environment", "learning")
 
 class TorchGRPO:
     """The `torch` engine: trains any `Student` in this process. The caller sets the number of torch threads."""
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        """Take no settings: everything is the job's. The parameter is that of every engine's factory."""
+        self.fingerprint = content_hash("torch", sys.modules[__name__])
+
+    def check(self, hyperparameters: Hyperparameters) -> None:
+        """Refuse nothing: the ranges of `job/hyperparameters.py` are this engine's."""
 
     def train(
         self,

@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from trainwright.backends import make_engine
+from trainwright.config import EngineConfig, RunConfig
 from trainwright.environment.sandbox import Sandbox
 from trainwright.errors import InfraFault, SandboxError
 from trainwright.job.hyperparameters import Hyperparameters
 from trainwright.job.job import ENVIRONMENT, Job
-from trainwright.pools.pool import Outcome, OutcomeClass, TrainResult, Verdict
+from trainwright.pools.pool import Outcome, OutcomeClass, Started, TrainResult, Verdict
 from trainwright.pools.worker import Settings
 from trainwright.suites.family import Task
 
@@ -170,6 +172,17 @@ class WorkerProcess:
         self._process = self._connection = None
 
 
+def local_pool(config: RunConfig) -> LocalPool:
+    """Return the local pool of a run's configuration."""
+    return LocalPool(
+        config.pool.workers,
+        job_seconds=config.pool.job_seconds,
+        retries=config.pool.retries,
+        unsafe_no_sandbox=config.pool.unsafe_no_sandbox,
+        engine=config.engine,
+    )
+
+
 class LocalPool:
     """`workers` warm processes (0: one a core); a request waits for a free one. Implements `Pool`."""
 
@@ -180,12 +193,15 @@ class LocalPool:
         job_seconds: float = 120.0,
         retries: int = 2,
         unsafe_no_sandbox: bool = False,
+        engine: EngineConfig | None = None,
         patience: Patience | None = None,
     ) -> None:
+        engine = engine or EngineConfig()
+        self.fingerprint = make_engine(engine).fingerprint
         self.job_seconds = job_seconds
         self.retries = retries
         self.patience = patience or Patience()
-        settings = Settings(unsafe_no_sandbox, job_seconds)
+        settings = Settings(unsafe_no_sandbox, job_seconds, engine)
         self.workers = [WorkerProcess(settings, self.patience) for _ in range(workers or os.cpu_count() or 1)]
         self._closed = False
         self._threads = ThreadPoolExecutor(len(self.workers), "trainwright-worker")
@@ -200,10 +216,12 @@ class LocalPool:
         assert sandbox is not None
         return sandbox
 
-    async def start(self) -> None:
+    async def start(self) -> Started:
         """Start every worker now rather than at its first request; raise `SandboxError` or `InfraFault`."""
         loop = asyncio.get_running_loop()
         await asyncio.gather(*(loop.run_in_executor(self._threads, worker.start) for worker in self.workers))
+        advice = f"; {self.sandbox.advice}" if self.sandbox.advice else ""
+        return Started(self.sandbox.level, f"{len(self.workers)} workers, sandbox: {self.sandbox.level}{advice}")
 
     async def gate(self, job: Job, task: Task) -> Verdict:
         """Return the gate's verdict; raise `InfraFault` after retries elsewhere."""

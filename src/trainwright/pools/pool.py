@@ -63,8 +63,23 @@ class TrainResult:
     usd: float = 0.0
 
 
+@dataclass(frozen=True)
+class Started:
+    """What a pool says once it is ready: the sandbox level that job code gets, and a line for the user."""
+
+    sandbox: str
+    note: str
+
+
 class Pool(Protocol):
-    """Runs jobs and answers benchmark prompts. All methods may be called concurrently."""
+    """Runs jobs and answers benchmark prompts. All methods but `start` may be called concurrently."""
+
+    fingerprint: str
+    """That of its engine: what the result of a job depends on besides job and student."""
+
+    async def start(self) -> Started:
+        """Get ready before the first request; raise `SandboxError`, `ConfigError` or `InfraFault`."""
+        ...
 
     async def gate(self, job: Job, task: Task) -> Verdict:
         """Return the gate's verdict; raise `InfraFault` after retries elsewhere."""

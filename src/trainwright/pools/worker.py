@@ -17,6 +17,8 @@ from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
+from trainwright.backends import make_engine
+from trainwright.config import EngineConfig
 from trainwright.errors import InfraFault, JobFault, JobRejected, SandboxError
 from trainwright.job.hyperparameters import Hyperparameters
 from trainwright.job.job import Job
@@ -29,10 +31,11 @@ GENERATE_BATCH = 256
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker is told at its start: the sandbox level asked for and the wall-clock limit of one job."""
+    """What a worker is told at its start: the sandbox level asked for, the wall-clock limit of one job, the engine."""
 
     unsafe_no_sandbox: bool
     job_seconds: float
+    engine: EngineConfig
 
 
 class Worker:
@@ -43,6 +46,7 @@ class Worker:
         from trainwright.environment.sandbox import detect
 
         self.settings = settings
+        self.engine = make_engine(settings.engine)
         self.limits = Limits(
             open_seconds=min(Limits.open_seconds, settings.job_seconds),
             rows_seconds=min(Limits.rows_seconds, settings.job_seconds),
@@ -58,6 +62,7 @@ class Worker:
 
         try:
             hyperparameters = check_static(job, task)
+            self.engine.check(hyperparameters)
             student = _base(hyperparameters.student)
             with self.server.open(job.files, seed=0, limits=self.limits) as environment:
                 check_dynamic(job, hyperparameters, environment, student.encode)
@@ -67,8 +72,6 @@ class Worker:
 
     def train(self, job: Job, hyperparameters: Hyperparameters, seed: int) -> TrainResult:
         """Train a fresh student on the job; a fault of the job is an outcome, one of ours is raised."""
-        from trainwright.engines.torch_grpo import TorchGRPO
-
         started, cpu_started = time.monotonic(), time.process_time()
         metrics: list[dict[str, float]] = []
 
@@ -84,7 +87,7 @@ class Worker:
         try:
             with self.server.open(job.files, seed=seed, limits=self.limits) as environment:
                 student = _base(hyperparameters.student).fresh()
-                training = TorchGRPO().train(student, environment, hyperparameters, seed, on_step)
+                training = self.engine.train(student, environment, hyperparameters, seed, on_step)
                 weights, cpu = training.weights, dict(training.cpu_seconds)
         except JobFault as error:
             outcome = Outcome(OutcomeClass.JOB_FAULT, error.code, error.message)
