@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -143,7 +144,7 @@ BAD: dict[str, tuple[Callable[[str], str], str, set[str]]] = {
     "a reward that exits": (reward(f"raise SystemExit(0)\n{REWARD}"), "REJECTED", {"exited"}),
     "a reward that opens a socket": (reward(f"import socket\nsocket.socket()\n{REWARD}"), "REJECTED", {"import"}),
     "a reward that reads the home folder": (
-        reward(f"open('/root/.bashrc').read()\n{REWARD}"), "REJECTED", {"reward_raised"},
+        reward(f"open({str(Path.home() / '.profile')!r}).read()\n{REWARD}"), "REJECTED", {"reward_raised"},
     ),
     "no rows": (rows("return []"), "REJECTED", {"no_rows"}),
     "one row": (rows("return [row(0, 'srt<:ab=')]"), "REJECTED", {"rows_few"}),
