@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from pathlib import Path
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from fakes import ScriptedPolicy, reference_answer
