@@ -6,15 +6,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from trainwright.engines.prime_rl_settings import PrimeRLSettings
 from trainwright.errors import ConfigError
-
-
-class Section(BaseModel):
-    """A table of the configuration: unknown keys are errors, values are fixed once read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+from trainwright.pools.runpod.config import RunpodConfig
+from trainwright.section import Section
 
 
 class TasksConfig(Section):
@@ -59,18 +56,24 @@ class EngineConfig(Section):
     """How jobs train students."""
 
     backend: str = "torch"
-    """Which engine: `torch` is GRPO on this machine's cores or GPU; others come through entry points."""
+    """Which engine: `torch` is GRPO on this machine's cores or GPU, `prime-rl` drives prime-rl on one GPU
+    (docs/prime-rl.md); others come through entry points."""
     options: dict[str, Any] = {}
     """Settings of an engine from another package; the built-in ones have tables of their own."""
+    prime_rl: PrimeRLSettings | None = None
+    """Settings of the engine `prime-rl`; its defaults when left out."""
 
 
 class PoolConfig(Section):
     """Where jobs run."""
 
     backend: str = "local"
-    """Which pool: `local` is worker processes on this machine; others come through entry points."""
+    """Which pool: `local` is worker processes on this machine, `runpod` rents pods (docs/runpod.md); others come
+    through entry points."""
     options: dict[str, Any] = {}
     """Settings of a pool from another package; the built-in ones have tables of their own."""
+    runpod: RunpodConfig | None = None
+    """Settings of the pool `runpod`, which needs them. The other settings here are then those of the gate's workers."""
     workers: int = Field(0, ge=0, le=256)
     """Worker processes; 0 means one a core."""
     job_seconds: float = Field(120.0, gt=0)

@@ -193,5 +193,5 @@ def _differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> 
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:
-    table: dict[str, Any] = json.loads(config.model_dump_json())
+    table: dict[str, Any] = json.loads(config.model_dump_json(exclude_none=True))  # TOML has no null
     return table

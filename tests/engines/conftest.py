@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from trainwright.engines.prime_rl import PrimeRL, PrimeRLSettings
+from trainwright.engines.prime_rl import PrimeRL
+from trainwright.engines.prime_rl_settings import PrimeRLSettings
 from trainwright.environment.environment import Reward, Row
 from trainwright.errors import InfraFault, JobFault
 

@@ -305,7 +305,8 @@ def test_a_launcher_dies_with_us(installation: Any, tmp_path: Path) -> None:
         textwrap.dedent(
             """
             import importlib.util, sys
-            from trainwright.engines.prime_rl import PrimeRL, PrimeRLSettings
+            from trainwright.engines.prime_rl import PrimeRL
+            from trainwright.engines.prime_rl_settings import PrimeRLSettings
             from pathlib import Path
             spec = importlib.util.spec_from_file_location("conftest", sys.argv[1])
             conftest = importlib.util.module_from_spec(spec)

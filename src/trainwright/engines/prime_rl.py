@@ -19,9 +19,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from trainwright.engines import gpu, job_package
 from trainwright.engines.engine import StepMetrics, Training
@@ -37,6 +35,7 @@ from trainwright.engines.prime_rl_config import (
 from trainwright.engines.prime_rl_failures import LAUNCHER, Evidence, diagnose, unexplained
 from trainwright.engines.prime_rl_rewards import RewardServer
 from trainwright.engines.prime_rl_run import COMPONENTS, RunFolder, tail
+from trainwright.engines.prime_rl_settings import PrimeRLSettings
 from trainwright.engines.process_tree import LEFTOVERS, ProcessTree
 from trainwright.environment.environment import Environment, Row
 from trainwright.errors import InfraFault, JobFault
@@ -59,40 +58,6 @@ _PASSED_ON: tuple[str, ...] = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "
 _PASSED_ON += ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "CUDA_HOME", "TRITON_CACHE_DIR", "VLLM_CACHE_ROOT")
 _PASSED_ON += ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "TORCHINDUCTOR_CACHE_DIR")
 """The variables of our environment that prime-rl's programs get: no key of anyone's."""
-
-
-@dataclass(frozen=True)
-class PrimeRLSettings:
-    """Where prime-rl is and how patient we are with it; times are seconds."""
-
-    bin: Path = Path("/app/.venv/bin")
-    """The folder of its programs; the default is that of upstream's image."""
-    work: Path = Path("/tmp/trainwright-prime-rl")
-    """Where runs are written; a run's folder is removed after it."""
-    gpu: int = 0
-    sharing: Literal["listed_twice", "own_server"] = "listed_twice"
-    """How trainer and model server share the GPU: the launcher starts both and is told of the card twice
-    (`CUDA_VISIBLE_DEVICES=0,0`), or we start the model server and the launcher only the trainer."""
-    memory_fraction: float = 0.4
-    """Share of the card's memory that the model server takes."""
-    first_port: int = 18000
-    wall: float = 3600.0
-    """The whole run."""
-    first_step: float = 1800.0
-    """Loading, compiling, and the first step."""
-    step: float = 900.0
-    """Between two steps."""
-    silence: float = 300.0
-    """Without a change of any log or metric, after the first step: loading and compiling may be silent for long."""
-    drain: float = 60.0
-    """From the last adapter's completion to the launcher's end; then it is stopped, and the run counts."""
-    grace: float = 75.0
-    """From SIGTERM to SIGKILL; the launcher gives its own programs 60."""
-    gpu_free: float = 60.0
-    """Until the GPU's memory is free, before a run and after it."""
-    poll: float = 1.0
-    keep_runs: bool = False
-    """Leave the run's folder for a look at it."""
 
 
 class PrimeRL:

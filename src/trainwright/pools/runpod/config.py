@@ -9,21 +9,16 @@ import os
 import re
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from trainwright.errors import ConfigError
+from trainwright.section import Section
 
 BASE_URL = "https://api.runpod.io/v2"
 PROXY_TEMPLATE = "https://{pod_id}-{port}.proxy.runpod.net"
 
 
-class Table(BaseModel):
-    """A table of the configuration: unknown keys are errors, values are fixed once read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
-
-class Gpu(Table):
+class Gpu(Section):
     """A GPU type that may be rented."""
 
     id: str = Field(min_length=1)
@@ -34,7 +29,7 @@ class Gpu(Table):
     """Skip this type above this list price."""
 
 
-class Money(Table):
+class Money(Section):
     """What may be spent. Leases are granted from this money, so that the caps hold when the controller is dead."""
 
     max_usd_per_hour: float = Field(default=12.0, gt=0)
@@ -45,7 +40,7 @@ class Money(Table):
     """Container disk, added to the GPU price (Runpod's price page, August 2026)."""
 
 
-class Times(Table):
+class Times(Section):
     """Every deadline, in seconds."""
 
     boot: float = Field(default=900.0, gt=0)
@@ -84,7 +79,7 @@ class Times(Table):
     """How long `close` insists on deleting pods before it leaves them to their leases, and says so."""
 
 
-class RunpodConfig(Table):
+class RunpodConfig(Section):
     """The Runpod pool."""
 
     image: str = Field(min_length=1)
@@ -124,7 +119,7 @@ class RunpodConfig(Table):
     faults_per_pod: int = Field(default=3, ge=1)
     """So many faults of different jobs on one pod replace it."""
     boot_failures: int = Field(default=6, ge=1)
-    """So many boots that fail in a row, without a success, stop the run: then it's the image, not the pods."""
+    """So many pods in a row that don't boot, or can't run the job command, stop the run: then it's the image."""
     keep_results: int = Field(default=128, ge=0)
     """Trained weights kept for a run that is resumed; older ones are deleted."""
     money: Money = Money()
