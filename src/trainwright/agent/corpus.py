@@ -98,7 +98,7 @@ def _hyperparameters(task: Task, rng: random.Random) -> str:
         "max_steps": rng.choice((3, 5, 10, 15, 15, 30)),
         "batch_size": rng.choice((16, 32, 64, 64)),
         "group_size": rng.choice((2, 4, 4, 8, 8, 16, 6, 6)),
-        "lora_rank": rng.choice((0, 0, 4, 16)),
+        "lora_rank": rng.choice((0, 4, 16)),
     }
     return "".join(f"{name} = {value}\n" for name, value in values.items())
 
