@@ -15,6 +15,9 @@ import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 import safetensors.torch
@@ -38,6 +41,8 @@ NANO_AGENT = NanoConfig(
 SHORTEST_BRIEF = 128
 """Tokens of the context that an answer must leave to the conversation before it."""
 MAX_GRAD_NORM = 1.0
+THREADS = 2
+"""Prompts of an update that are worked on at once, a torch thread each; how many does not change a bit of the sum."""
 
 
 def trainable_model(weights: bytes | None = None, seed: int = 0) -> NanoStudent:
@@ -57,6 +62,36 @@ def reference_drift(logprobs_BT: torch.Tensor, reference_BT: torch.Tensor, mask_
     """Return the KL divergence to the reference policy, summed over tokens (estimator of arXiv:2402.03300, eq. 4)."""
     difference_BT = reference_BT - logprobs_BT
     return ((difference_BT.exp() - difference_BT - 1) * mask_BT).sum()
+
+
+class _Batch:
+    """The examples of one prompt as tensors."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        completions = [example.completion for example in examples]
+        shape = len(examples), max(len(completion.tokens) for completion in completions)
+        self.prompts = [completion.prompt_tokens for completion in completions]
+        self.advantages_B = torch.tensor([example.advantage for example in examples])
+        self.tokens_BT = torch.full(shape, 0)
+        self.old_BT, self.mask_BT, self.reference_BT = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
+        for row, completion in enumerate(completions):
+            length = len(completion.tokens)
+            self.tokens_BT[row, :length] = torch.tensor(completion.tokens)
+            self.old_BT[row, :length] = torch.tensor(completion.logprobs)
+            self.mask_BT[row, :length] = 1.0
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one batch adds to an update: gradients, and sums over its tokens."""
+
+    gradients: tuple[torch.Tensor, ...]
+    loss: float
+    clipped: float
+    drift: float
+    entropy: float
+    divergence: float
+    mismatch: float
 
 
 class LocalPolicy:
@@ -122,41 +157,59 @@ class LocalPolicy:
 
     def _update(self, examples: Sequence[Example]) -> dict[str, float]:
         torch.set_num_threads(1)
-        prompts = [example.completion.prompt_tokens for example in examples]
-        longest = max(len(example.completion.tokens) for example in examples)
-        tokens_BT = torch.full((len(examples), longest), 0)
-        old_BT, mask_BT = torch.zeros(len(examples), longest), torch.zeros(len(examples), longest)
-        for row, example in enumerate(examples):
-            length = len(example.completion.tokens)
-            tokens_BT[row, :length] = torch.tensor(example.completion.tokens)
-            old_BT[row, :length] = torch.tensor(example.completion.logprobs)
-            mask_BT[row, :length] = 1.0
-        advantages_B = torch.tensor([example.advantage for example in examples])
-        count = mask_BT.sum()
+        batches = [_Batch(list(group)) for _, group in groupby(examples, lambda one: one.completion.prompt_tokens)]
+        count = sum(float(batch.mask_BT.sum()) for batch in batches)
+        parameters = self.model.parameters()
         metrics: dict[str, float] = {}
-        with torch.no_grad():
-            reference_BT, _ = self.reference.logprobs(prompts, tokens_BT, temperature=self.config.temperature)
-        for epoch in range(self.config.epochs):
-            logprobs_BT, entropy_BT = self.model.logprobs(prompts, tokens_BT, temperature=self.config.temperature)
-            loss, clipped = clipped_objective(logprobs_BT, old_BT, advantages_B, mask_BT)
-            drift = reference_drift(logprobs_BT, reference_BT, mask_BT)
-            self.optimizer.zero_grad()
-            torch.autograd.backward((loss + self.config.reference_kl * drift) / count)
-            grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_GRAD_NORM))
-            if not math.isfinite(grad_norm):
-                raise TrainwrightError(f"the policy diverged: its gradient is {grad_norm}; lower agent.learning_rate")
-            self.optimizer.param_groups[0]["lr"] = self._rate()
-            self.optimizer.step()
-            if epoch == 0:  # before any step: this difference is the sampler's mismatch, not the update
-                metrics["logprob_mismatch"] = float(((logprobs_BT.detach() - old_BT).abs() * mask_BT).max())
-                metrics["entropy"] = float(entropy_BT.sum() / count)
-                metrics["reference_kl"] = float(drift.detach() / count)
-            metrics["loss"] = float(loss.detach() / count)
-            metrics["clip_share"] = float(clipped / count)
-            metrics["kl"] = float(((old_BT - logprobs_BT.detach()) * mask_BT).sum() / count)
-            metrics["grad_norm"] = grad_norm
-        metrics["tokens"] = float(count)
+        with ThreadPoolExecutor(THREADS, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+            list(threads.map(self._add_reference, batches))
+            for epoch in range(self.config.epochs):
+                parts = list(
+                    threads.map(self._gradients, batches)
+                )  # in the order of the batches: the same sum each time
+                for parameter, *gradients in zip(parameters, *(part.gradients for part in parts), strict=True):
+                    parameter.grad = torch.stack(gradients).sum(0) / count
+                grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM))
+                if not math.isfinite(grad_norm):
+                    raise TrainwrightError(
+                        f"the policy diverged: its gradient is {grad_norm}; lower agent.learning_rate"
+                    )
+                self.optimizer.param_groups[0]["lr"] = self._rate()
+                self.optimizer.step()
+                if epoch == 0:  # before any step: this difference is the sampler's mismatch, not the update
+                    metrics["logprob_mismatch"] = max(part.mismatch for part in parts)
+                    metrics["entropy"] = sum(part.entropy for part in parts) / count
+                    metrics["reference_kl"] = sum(part.drift for part in parts) / count
+                metrics["loss"] = sum(part.loss for part in parts) / count
+                metrics["clip_share"] = sum(part.clipped for part in parts) / count
+                metrics["kl"] = sum(part.divergence for part in parts) / count
+                metrics["grad_norm"] = grad_norm
+        metrics["tokens"] = count
         return metrics
+
+    def _add_reference(self, batch: _Batch) -> None:
+        with torch.no_grad():
+            batch.reference_BT = self._logprobs(self.reference, batch)[0]
+
+    def _logprobs(self, model: NanoStudent, batch: _Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        return model.logprobs(batch.prompts, batch.tokens_BT, temperature=self.config.temperature)
+
+    def _gradients(self, batch: _Batch) -> _Part:
+        """Return the gradient of the loss, summed over the batch's tokens, without touching the parameters' own."""
+        logprobs_BT, entropy_BT = self._logprobs(self.model, batch)
+        loss, clipped = clipped_objective(logprobs_BT, batch.old_BT, batch.advantages_B, batch.mask_BT)
+        drift = reference_drift(logprobs_BT, batch.reference_BT, batch.mask_BT)
+        gradients = torch.autograd.grad(loss + self.config.reference_kl * drift, self.model.parameters())
+        difference_BT = (batch.old_BT - logprobs_BT.detach()) * batch.mask_BT
+        return _Part(
+            gradients,
+            loss=float(loss.detach()),
+            clipped=float(clipped),
+            drift=float(drift.detach()),
+            entropy=float(entropy_BT.sum()),
+            divergence=float(difference_BT.sum()),
+            mismatch=float(difference_BT.abs().max()),
+        )
 
     def _rate(self) -> float:
         """Return the learning rate of the next optimizer step, counted by the optimizer's own state."""
