@@ -104,8 +104,8 @@ class Adapter:
         parts = [self.data[entry.start : entry.stop] for entry in self.entries.values()]
         return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
-    def write(self, folder: Path, architecture: Architecture, student: str) -> None:
-        """Write the adapter in PEFT's layout into an existing folder, with a configuration of our own."""
+    def files(self, architecture: Architecture, student: str) -> dict[str, bytes]:
+        """Return the adapter as the files of PEFT's layout, by name, with a configuration of our own."""
         config = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -117,8 +117,12 @@ class Adapter:
             "target_modules": list(TARGETS[self.target]),
             "inference_mode": True,
         }
-        (folder / WEIGHTS_FILE).write_bytes(self.to_bytes(student))
-        (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+        return {WEIGHTS_FILE: self.to_bytes(student), CONFIG_FILE: json.dumps(config, indent=2).encode() + b"\n"}
+
+    def write(self, folder: Path, architecture: Architecture, student: str) -> None:
+        """Write those files into an existing folder."""
+        for name, data in self.files(architecture, student).items():
+            (folder / name).write_bytes(data)
 
 
 def adapter_of_folder(folder: Path, architecture: Architecture) -> Adapter:

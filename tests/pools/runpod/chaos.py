@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import controller
-from controller import BAD, HASTY, REASONS, Plan, settings, weights_of
+from controller import BAD, HASTY, METRICS, REASONS, REFUSED, Plan, settings, weights_of
 from fake_runpod import ACCOUNT_KEY, FakePod, FakeRunpod, Fault
 
 from trainwright.pools.runpod.api import RunpodApi
@@ -34,7 +34,7 @@ PROCESSES.set_forkserver_preload(["controller"])
 LOCK = threading.Lock()  # starting a process polls all others, and an exit code can be read only once
 GPUS = {"NVIDIA GeForce RTX 4090": 36.0, "NVIDIA L40S": 45.0}  # a cent a second and a little more
 MINUTE = 2.0
-SLACK = 5.0
+SLACK = 10.0
 LIMIT = 90.0
 MAX_GROWTH_KB = 100_000
 NO_AGENT = {"never_boots", "pull_failure", "hang", "slow_boot", "exited", "boot_loop"}
@@ -43,15 +43,19 @@ CREATE = ["no_capacity", "no_capacity_500", "rule", "forbidden", "error", "drop_
 CREATE += ["created_but_502", "duplicate", "rate_limit", "dearer"]
 API = ["rate_limit", "drop", "nonsense", "redirect", "error"]
 POD = ["slow_boot", "never_boots", "pull_failure", "boot_loop", "vanish", "restart", "hang", "server_hang"]
-POD += ["server_crash", "exited", "no_gpu", "clock_ahead", "clock_behind"]
+POD += ["server_crash", "exited", "no_gpu", "gpu_changes", "clock_ahead", "clock_behind"]
 PROXY = ["502", "524", "drop", "redirect", "nonsense", "huge", "slow_loris"]
-ARTIFACT = ["truncate", "forge", "huge", "slow_loris", "redirect"]
+PIECES = ["truncate", "forge", "huge", "slow_loris", "redirect"]
 CATEGORIES = ["any", "any", "health", "lease", "declare", "files", "start", "status", "metrics", "wipe"]
 
 
 @dataclass
 class Scenario:
-    """What a seed stands for. `kills`: write number and whether after the commit, one controller life each."""
+    """What a seed stands for. `kills`: write number and whether after the commit, one controller life each.
+
+    A `poor` scenario has a cap that its jobs exceed, and its only controller is killed once so much is spent: what the
+    pods cost from then on was granted before.
+    """
 
     seed: int
     jobs: dict[str, tuple[str, str]]
@@ -61,6 +65,8 @@ class Scenario:
     abandoned: bool = False
     cap: float = 1000.0
     balance: float = 1e9
+    idle: float = HASTY["idle"]
+    poor: float = 0.0
 
     @classmethod
     def draw(cls, seed: int) -> Scenario:
@@ -79,7 +85,18 @@ class Scenario:
             scenario.cap = draw.uniform(0.1, 0.5)
         if draw.random() < 0.1:
             scenario.balance = draw.uniform(0.02, 0.1)
+        if draw.random() < 0.2:
+            scenario.idle = 2.0
+        if draw.random() < 0.1:
+            scenario.impoverish(draw)
         return scenario
+
+    def impoverish(self, draw: random.Random) -> None:
+        """Make the scenario a poor one."""
+        self.jobs = {key: (name, f"{draw.uniform(1.5, 2.5):.2f}") for key, (name, _) in self.jobs.items()}
+        self.faults, self.kills, self.rival, self.abandoned = [], [(10**6, False)], "", True
+        self.cap, self.balance = draw.uniform(0.15, 0.3), 1e9
+        self.poor = self.cap * draw.uniform(0.4, 0.8)
 
 
 def fault(draw: random.Random) -> Fault:
@@ -95,7 +112,8 @@ def fault(draw: random.Random) -> Fault:
     if where == "restart":
         return Fault("restart", "ignored")
     if where == "artifact":
-        return Fault("proxy:artifact", draw.choice(ARTIFACT), skip=draw.randint(0, 2), times=draw.randint(1, 4))
+        stream = draw.choice(["artifact", "artifact", "metrics"])
+        return Fault(f"proxy:{stream}", draw.choice(PIECES), skip=draw.randint(0, 2), times=draw.randint(1, 4))
     skip, times = draw.randint(0, 15), draw.choice([1, 3, 10])
     return Fault(f"proxy:{draw.choice(CATEGORIES)}", draw.choice(PROXY), skip=skip, times=times)
 
@@ -132,7 +150,13 @@ def run(seed: int) -> Report:
 def execute(scenario: Scenario, fake: FakeRunpod, folder: Path, report: Report) -> None:
     """Run the controllers of a scenario, killed ones again, until they are done or abandoned."""
     config = settings(
-        fake, HASTY, money__max_usd_total=scenario.cap, money__max_usd_per_hour=300.0, boot_failures=50, max_pods=4
+        fake,
+        HASTY,
+        money__max_usd_total=scenario.cap,
+        money__max_usd_per_hour=300.0,
+        boot_failures=50,
+        max_pods=4,
+        times__idle=scenario.idle,
     ).model_dump()
     rival_jobs = {f"rival-{scenario.seed}-0-{number}": (f"r{number}", "0.1") for number in range(2)}
     rival = None
@@ -140,18 +164,19 @@ def execute(scenario: Scenario, fake: FakeRunpod, folder: Path, report: Report) 
         rival = start(Plan(made(folder / "rival"), config, rival_jobs))
     lives = [*scenario.kills, (-1, False)]
     for number, (kill_at, after) in enumerate(lives):
-        process = start(Plan(made(folder / "run"), config, scenario.jobs, kill_at, after))
+        processes = [start(Plan(made(folder / "run"), config, scenario.jobs, kill_at, after))]
         if number == 0 and scenario.rival == "same folder":
-            second = start(Plan(made(folder / "run"), config, {}))
-            finish(second, report)
-        finish(process, report)
-        if process.exitcode == 0:
+            processes.append(start(Plan(made(folder / "run"), config, scenario.jobs)))
+        if scenario.poor:
+            kill_when_poor(scenario, fake, processes[0])
+        for process in processes:
+            finish(process, report)
+        codes = [process.exitcode for process in processes]
+        report.killed += codes.count(-9)
+        if set(codes) - {0, -9, REFUSED} or set(codes) == {REFUSED}:
+            report.broken.append(f"controllers ended with exit codes {codes}")
             break
-        report.killed += process.exitcode == -9
-        if process.exitcode != -9:
-            report.broken.append(f"a controller ended with exit code {process.exitcode}")
-            break
-        if scenario.abandoned:
+        if 0 in codes or scenario.abandoned:
             break
     if rival is not None:
         finish(rival, report)
@@ -191,7 +216,11 @@ def judge(scenario: Scenario, fake: FakeRunpod, folder: Path, report: Report) ->
         with contextlib.suppress(FileNotFoundError):
             if (grown := int((one / "grown_kb").read_text())) > MAX_GROWTH_KB:
                 report.broken.append(f"a controller grew by {grown} kB")
+    for (pod, boot), groups in fake.groups().items():
+        if len(groups) > 1:
+            report.broken.append(f"container {boot} of pod {pod} ran the code of {sorted(groups)}")
     judge_outcomes(scenario, folder / "run", abandoned, report)
+    judge_attempts(folder / "run", abandoned, report)
     report.pods = len(fake.pods)
 
 
@@ -200,17 +229,44 @@ def judge_outcomes(scenario: Scenario, folder: Path, abandoned: bool, report: Re
     found = controller.outcomes(folder)
     if not abandoned and set(found) != set(scenario.jobs):
         report.broken.append(f"episodes are lost: {sorted(set(scenario.jobs) - set(found))}")
-    for key, (kind, reason, digest) in found.items():
+    for key, (kind, reason, digest, metrics) in found.items():
         name, wanted = scenario.jobs[key]
-        report.endings[kind] += 1
+        report.endings[kind] += wanted != "infra"
         if kind in {"INFRA", "OUT_OF_MONEY"}:
             continue
-        if wanted in BAD:
+        if metrics not in ([], METRICS):
+            report.broken.append(f"{key} has forged metrics: {metrics}")
+        if wanted == "infra":
+            good = False  # a command that can't work is nobody's fault but ours
+        elif wanted in BAD:
             good = kind == "JOB_FAULT" and reason == REASONS[wanted]
         else:
             good = kind == "TRAINED" and digest == hashlib.sha256(weights_of(name)).hexdigest()
         if not good:
             report.broken.append(f"{key} ({wanted}) became {kind} {reason}")
+
+
+def judge_attempts(folder: Path, abandoned: bool, report: Report) -> None:
+    """Check that no job ran again after its result was there, and that nothing is left open."""
+    if not (folder / "pods.sqlite").exists():
+        return
+    with contextlib.closing(sqlite3.connect(folder / "pods.sqlite")) as db:
+        join = "SELECT attempts.key FROM attempts JOIN jobs USING (key) WHERE began > finished_at"
+        if again := db.execute(join).fetchall():
+            report.broken.append(f"jobs ran again after their results: {again}")
+        if not abandoned and (left := db.execute("SELECT id FROM attempts WHERE ended IS NULL").fetchall()):
+            report.broken.append(f"attempts were left open: {left}")
+
+
+def kill_when_poor(scenario: Scenario, fake: FakeRunpod, process: Any) -> None:
+    """Kill a controller once the scenario's money is nearly gone."""
+    limit = time.monotonic() + LIMIT
+    while fake.spent() < scenario.poor and time.monotonic() < limit:
+        time.sleep(0.02)
+        with LOCK:
+            if not process.is_alive():
+                return
+    process.kill()
 
 
 def start(plan: Plan) -> Any:
@@ -262,7 +318,7 @@ async def reap_all(fake: FakeRunpod) -> None:
 
 
 def main() -> None:
-    """Run many scenarios: `python chaos.py FIRST COUNT PARALLEL`, one line for each that breaks, totals at the end."""
+    """Run many scenarios: `python chaos.py FIRST COUNT PARALLEL`, a line for each that breaks, totals every hundred."""
     import sys
     from concurrent.futures import ThreadPoolExecutor
 
@@ -275,7 +331,8 @@ def main() -> None:
             totals.update(report.endings)
             for line in report.broken:
                 print(f"seed {report.seed}: {line}", flush=True)
-    print(f"{dict(totals)} in {time.monotonic() - began:.0f} s", flush=True)
+            if totals["scenarios"] % 100 == 0 or totals["scenarios"] == count:
+                print(f"{dict(totals)} in {time.monotonic() - began:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from fake_runpod import ACCOUNT_KEY, FakeRunpod
 from trainwright.errors import ConfigError, InfraFault
 from trainwright.job.hyperparameters import Hyperparameters
 from trainwright.job.job import Job
-from trainwright.pools.pool import Verdict
+from trainwright.pools.pool import Started, Verdict
 from trainwright.pools.runpod.config import RunpodConfig
 from trainwright.pools.runpod.money import OutOfMoney
 from trainwright.pools.runpod.pool import RunpodPool
@@ -76,8 +77,13 @@ BAD = {
     "no_artifact": "true",
     "artifact_invalid": "printf 'nonsense' > \"$TRAINWRIGHT_OUT/artifact\"",
     "killed": "kill -9 $$",
+    "infra": 'echo \'{"code": "gpu_busy", "message": "in use"}\' > "$TRAINWRIGHT_OUT/fault.json"; exit 75',
     "out_of_memory": 'echo oom_kill $(date +%s%N) > "$TRAINWRIGHT_OUT/../../../cgroup/memory.events"; kill -9 $$',
 }
+METRICS = [{"reward": 0.5, "step": 0.0}]
+"""What a good job says of itself."""
+REFUSED = 3
+"""The exit code of a controller that finds another one in its folder."""
 REASONS = {kind: kind for kind in BAD} | {"hang": "timeout"}
 HYPERPARAMETERS = Hyperparameters(student="small")
 
@@ -107,6 +113,14 @@ def adapter(student: str, weights: bytes) -> Mapping[str, bytes]:
 class NoGate:
     """The local pool's stand-in: it is asked for nothing but the gate."""
 
+    fingerprint = "no gate"
+
+    async def start(self) -> Started:
+        return Started("none", "no gate")
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
     async def gate(self, *_: Any) -> Verdict:
         return Verdict(True)
 
@@ -134,7 +148,7 @@ def settings(fake: FakeRunpod, times: Mapping[str, float] = PATIENT, **changes: 
 def pool(config: RunpodConfig, folder: Path, records: type[Records] = Records) -> RunpodPool:
     """Return a pool with the stand-ins."""
     os.environ["RUNPOD_API_KEY"] = ACCOUNT_KEY
-    return RunpodPool(config, folder, local=NoGate(), adapter=adapter, open_records=records)  # type: ignore[arg-type]
+    return RunpodPool(config, folder, local=NoGate(), adapter=adapter, command={}, open_records=records)  # type: ignore[arg-type]
 
 
 # A controller in a process of its own, which can be killed
@@ -173,19 +187,27 @@ def main(plan: Plan) -> None:
     """Run a controller to its end: every job not yet in the outcome file is trained and written there."""
     KillingRecords.kill_at, KillingRecords.after_commit = plan.kill_at, plan.kill_after_commit
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    asyncio.run(control(plan))
+    if not asyncio.run(control(plan)):
+        sys.exit(REFUSED)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     (plan.folder / "grown_kb").write_text(str(grown))
 
 
-async def control(plan: Plan) -> None:
-    """Train every job and write what became of it, once."""
+async def control(plan: Plan) -> bool:
+    """Train every job and write what became of it, once; return false when another controller has the folder."""
     pods = pool(RunpodConfig.model_validate(plan.config), plan.folder, KillingRecords)
+    try:
+        await pods.start()
+    except ConfigError as error:
+        if "another process" not in str(error):
+            raise
+        return False
     done = set(outcomes(plan.folder))
     try:
         await asyncio.gather(*(train(pods, plan, key) for key in plan.jobs if key not in done))
     finally:
         await pods.close()
+    return True
 
 
 async def train(pods: RunpodPool, plan: Plan, key: str) -> None:
@@ -194,22 +216,23 @@ async def train(pods: RunpodPool, plan: Plan, key: str) -> None:
     job = bad(kind, name) if kind in BAD else good(name, float(kind))
     try:
         result = await pods.train(key, job, HYPERPARAMETERS, 0)
-        line = [key, result.outcome.kind, result.outcome.reason, hashlib.sha256(result.weights).hexdigest()]
+        outcome, digest = result.outcome, hashlib.sha256(result.weights).hexdigest()
+        line = [key, outcome.kind, outcome.reason, digest, result.metrics]
     except InfraFault as fault:
-        line = [key, "INFRA", fault.code, ""]
+        line = [key, "INFRA", fault.code, "", []]
     except OutOfMoney as error:
-        line = [key, "OUT_OF_MONEY", str(error), ""]
+        line = [key, "OUT_OF_MONEY", str(error), "", []]
     except ConfigError as error:
-        line = [key, "CONFIG", str(error), ""]
+        line = [key, "CONFIG", str(error), "", []]
     with open(plan.folder / "outcomes", "a") as file:
         file.write(json.dumps(line) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
-def outcomes(folder: Path) -> dict[str, list[str]]:
+def outcomes(folder: Path) -> dict[str, list[Any]]:
     """Return what is in the outcome file by key; fail when a key is there twice."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[Any]] = {}
     path = folder / "outcomes"
     for line in path.read_text().splitlines() if path.exists() else []:
         key, *rest = json.loads(line)

@@ -133,6 +133,7 @@ class FakeRunpod:
         self.requests: list[str] = []
         self.proxied: list[str] = []
         self.uploads: list[tuple[int, bytes]] = []
+        self.orders: list[tuple[int, int, str]] = []  # number of the pod, of its boot, key of the job
         self.unauthorized = 0
         self.lock = threading.RLock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
@@ -167,6 +168,13 @@ class FakeRunpod:
             if pod.reserved is not None:
                 pod.reserved.close()
             shutil.rmtree(pod.folder, ignore_errors=True)
+
+    def groups(self) -> dict[tuple[int, int], set[str]]:
+        """Return the trust groups whose jobs reached each container: by number of the pod, and of its boot."""
+        found: dict[tuple[int, int], set[str]] = {}
+        for number, boot, key in self.orders:
+            found.setdefault((number, boot), set()).add(key.rpartition("-")[0])
+        return found
 
     # Books
 
@@ -319,6 +327,9 @@ class FakeRunpod:
                 self.end(pod, "vanished")
             elif fault.kind == "boot_loop":
                 self.restart(pod)
+            elif fault.kind == "gpu_changes":
+                pod.faults.remove(fault)
+                (pod.folder / "bin" / "gpus").write_text("another GPU\n")
             elif fault.kind in {"restart", "hang", "server_hang", "server_crash", "exited"}:
                 pod.faults.remove(fault)
                 self._break(pod, fault.kind)
@@ -553,6 +564,8 @@ class FakeRunpod:
             self.proxied.append(category)
             if category in {"declare", "files"}:
                 self.uploads.append((pod.number, rest.encode() + body))
+            if "path=settings.json" in rest:
+                self.orders.append((pod.number, pod.boots, json.loads(body)["key"]))
         fault = self.fire(f"proxy:{category}", pod.number) or self.fire("proxy:any", pod.number)
         if fault and self._proxy_fault(handler, fault):
             return None
@@ -574,7 +587,7 @@ class FakeRunpod:
         if fault and fault.kind == "truncate":
             data = data[: len(data) // 2]
         elif fault and fault.kind == "forge":
-            data = bytes(byte ^ 1 for byte in data)
+            data = data.replace(b"0.5", b"9.5") if b"0.5" in data else bytes(byte ^ 1 for byte in data)
         return raw(handler, response.status, data, kept)
 
     def _proxy_fault(self, handler: BaseHTTPRequestHandler, fault: Fault) -> bool:

@@ -34,13 +34,19 @@ SHELL = ["/bin/sh", "-c", 'exec /bin/sh "$TRAINWRIGHT_JOB/job.sh"']
 
 @asynccontextmanager
 async def pod(
-    folder: Path, *, lease: float = 30.0, faults: list[Fault] | None = None, service: str = "", token: str = TOKEN
+    folder: Path,
+    *,
+    lease: float = 30.0,
+    left: float = 3600.0,
+    faults: list[Fault] | None = None,
+    service: str = "",
+    token: str = TOKEN,
 ) -> AsyncIterator[tuple[FakeRunpod, FakePod, AgentClient]]:
     """Yield a fake, a pod on it whose agent answers, and a client."""
     with FakeRunpod(folder, faults) as fake:
         env = {
             "TRAINWRIGHT_TOKEN": token,
-            "TRAINWRIGHT_DEADLINE": str(int(time.time()) + 3600),
+            "TRAINWRIGHT_DEADLINE": str(int(time.time() + left)),
             "TRAINWRIGHT_LEASE_SECONDS": str(lease),
             "TRAINWRIGHT_RUNPOD_BASE_URL": fake.base_url,
             "TRAINWRIGHT_SERVICE": service,
@@ -242,6 +248,20 @@ async def test_a_renewed_lease_keeps_the_pod_and_a_lapsed_one_ends_it(pods_folde
         await until(lambda: one.ended is not None)
         assert one.ended_by == "itself"
         assert fake.overstayed(slack=5.0) == []
+
+
+async def test_a_pod_ends_at_its_deadline_whatever_its_lease(pods_folder: Path) -> None:
+    async with pod(pods_folder, left=3.0) as (_, one, _):
+        await until(lambda: one.ended is not None)
+        assert one.ended_by == "itself"
+
+
+async def test_another_artifact_than_the_agent_measured_is_not_taken(pods_folder: Path) -> None:
+    async with pod(pods_folder) as (_, _, agent):
+        await healthy(agent)
+        status = await run(agent, "one", 'printf abc > "$TRAINWRIGHT_OUT/artifact"')
+        with pytest.raises(Misbehaved, match="does not match its hash"):
+            await agent.artifact("one", status.artifact_size, "0" * 64)
 
 
 @pytest.mark.parametrize("kind", ["server_hang", "server_crash"])

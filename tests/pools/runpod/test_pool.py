@@ -22,9 +22,12 @@ from fake_runpod import FakeRunpod, Fault, reserve_port
 from trainwright.errors import ConfigError, InfraFault, TrainwrightError
 from trainwright.pools.pool import OutcomeClass
 from trainwright.pools.runpod import pod_evaluate
+from trainwright.pools.runpod.agent_client import AgentClient
 from trainwright.pools.runpod.fleet import Fleet
 from trainwright.pools.runpod.money import OutOfMoney
+from trainwright.pools.runpod.names import PodName
 from trainwright.pools.runpod.pool import RunpodPool, group_of
+from trainwright.pools.runpod.records import PodRow, Records
 
 pytestmark = pytest.mark.anyio
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -45,6 +48,7 @@ async def running(
         service = fake or stack.enter_context(FakeRunpod(folder / "pods", faults))
         pods = pool(settings(service, **changes), folder / "run")
         try:
+            await pods.start()
             yield service, pods
         finally:
             await pods.close()
@@ -68,13 +72,13 @@ async def test_jobs_train_on_warm_pods_which_end_when_idle(pods_folder: Path) ->
         for key, result in zip(keys, results, strict=True):
             assert result.outcome.kind is OutcomeClass.TRAINED
             assert result.weights == weights_of(key)
-            assert result.metrics == [{"reward": 0.5, "step": 0.0}]
+            assert result.metrics == controller.METRICS
             assert result.rollouts == HYPERPARAMETERS.rollouts
             assert result.usd > 0
         assert len(fake.pods) <= 2
         assert {result.worker for result in results} <= {pod.id for pod in fake.pods}
         await until(lambda: not fake.live())
-        spend = await pods.spend()
+        spend = pods._records.spend(time.time())
         assert sum(usd for _, usd in spend.values()) == pytest.approx(fake.spent(), rel=0.3)
         assert spend["working"][0] > 0
         assert spend["lost"][0] == 0
@@ -119,6 +123,42 @@ async def test_a_jobs_own_fault_is_its_outcome(pods_folder: Path, kind: str, rea
         assert len(fake.pods) == 1
 
 
+@pytest.mark.parametrize("broken", ["infra", "no such command"])
+async def test_a_command_that_can_not_work_is_never_the_jobs_fault(pods_folder: Path, broken: str) -> None:
+    job, changes = (bad("infra"), {}) if broken == "infra" else (good("x"), {"job_command": ["/no/such/command"]})
+    async with running(pods_folder, job_retries=1, boot_failures=9, **changes) as (fake, pods):
+        with pytest.raises(InfraFault, match="lost 2 times"):
+            await pods.train("train-0-0-0", job, HYPERPARAMETERS, 0)
+        assert len(fake.pods) == 2
+    async with running(pods_folder / "b", job_retries=9, boot_failures=2, **changes) as (fake, pods):
+        words = "in use" if broken == "infra" else "No such file"
+        with pytest.raises(TrainwrightError, match=f"2 pods in a row were of no use.*can't work: .*{words}"):
+            await pods.train("train-0-0-0", job, HYPERPARAMETERS, 0)
+        assert len(fake.pods) == 2
+
+
+async def test_a_job_whose_gpu_changed_meanwhile_runs_elsewhere(pods_folder: Path) -> None:
+    async with running(pods_folder) as (fake, pods):
+        training = asyncio.create_task(pods.train("train-0-0-0", good("x", 1.5), HYPERPARAMETERS, 0))
+        await until(lambda: bool(fake.pods) and any(fake.pods[0].folder.glob("disk*/*/out/metrics.jsonl")))
+        (fake.pods[0].folder / "bin" / "gpus").write_text("another GPU\n")
+        assert (await training).worker == fake.pods[1].id
+
+
+async def test_an_ended_job_leaves_nothing_on_its_pod(pods_folder: Path) -> None:
+    async with running(pods_folder, times__idle=10.0) as (fake, pods):
+        await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
+        (row,) = pods._records.live()
+        await until(lambda: "wipe" in fake.proxied)
+        await until_empty(pods._fleet.agent(row))
+
+
+async def until_empty(agent: AgentClient) -> None:
+    """Wait until a pod's agent knows no job."""
+    while (await agent.health()).jobs:
+        await asyncio.sleep(0.02)
+
+
 async def test_three_faults_replace_a_pod(pods_folder: Path) -> None:
     async with running(pods_folder, max_pods=1) as (fake, pods):
         jobs = (pods.train(f"train-0-0-{one}", bad("crash", str(one)), HYPERPARAMETERS, 0) for one in range(4))
@@ -155,7 +195,7 @@ async def test_a_lost_pod_means_that_the_job_runs_elsewhere(pods_folder: Path) -
         assert result.weights == weights_of("x"), result
         assert [pod.ended_by for pod in fake.pods][:1] == ["vanished"]
         assert result.worker == fake.pods[1].id
-        assert (await pods.spend())["lost"][0] > 0
+        assert (pods._records.spend(time.time()))["lost"][0] > 0
 
 
 async def test_a_job_whose_pods_are_always_lost_is_dropped_and_never_scored(pods_folder: Path) -> None:
@@ -173,7 +213,7 @@ async def test_pods_that_do_not_boot_are_replaced_and_in_the_end_stop_the_run(po
         assert result.worker == fake.pods[2].id
     faults = [Fault("pod", "never_boots", times=99)]
     async with running(pods_folder / "b", faults, boot_failures=2, times__boot=0.5) as (fake, pods):
-        with pytest.raises(TrainwrightError, match=r"2 pods in a row did not boot.*pulling image"):
+        with pytest.raises(TrainwrightError, match=r"2 pods in a row were of no use.*pulling image"):
             await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
 
 
@@ -214,17 +254,24 @@ async def test_a_final_refusal_reaches_whoever_waits(
 
 
 async def test_a_wrong_key_is_said_in_one_line(pods_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(pods_folder) as (fake, pods):
+    with FakeRunpod(pods_folder / "pods") as fake:
+        pods = pool(settings(fake), pods_folder / "run")
         monkeypatch.setenv("RUNPOD_API_KEY", "somebody-elses")
+        await pods.start()
         with pytest.raises(ConfigError, match="Runpod refuses RUNPOD_API_KEY"):
             await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
         assert fake.unauthorized > 0
+        await pods.close()
 
 
 async def test_a_missing_key_is_said_before_anything_starts(pods_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(pods_folder) as (fake, pods):
+    with FakeRunpod(pods_folder / "pods") as fake:
+        pods = pool(settings(fake), pods_folder / "run")
         monkeypatch.delenv("RUNPOD_API_KEY")
         with pytest.raises(ConfigError, match="RUNPOD_API_KEY is not set"):
+            await pods.start()
+        await pods.close()
+        with pytest.raises(InfraFault, match="closed"):
             await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
         assert fake.requests == []
 
@@ -289,6 +336,45 @@ async def test_a_container_that_restarts_loses_its_job(pods_folder: Path) -> Non
         assert result.worker == fake.pods[1].id
 
 
+async def test_an_idle_pod_whose_container_restarted_gets_no_more_work(pods_folder: Path) -> None:
+    async with running(pods_folder, times__idle=30.0) as (fake, pods):
+        await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
+        fake.restart(fake.pods[0])
+        await until(lambda: fake.pods[0].ended is not None)
+        second = await pods.train("train-0-0-1", good("y"), HYPERPARAMETERS, 0)
+        assert second.worker == fake.pods[1].id
+
+
+async def test_a_deletion_is_repeated_until_it_is_confirmed(pods_folder: Path) -> None:
+    async with running(pods_folder, times__idle=30.0, times__reaper=60.0) as (fake, pods):
+        await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
+        fake.faults = [Fault("api", "error", times=3)]
+        await pods.close()
+        assert fake.live() == []
+        assert fake.faults[0].times == 0
+
+
+async def test_forged_metrics_are_not_believed(pods_folder: Path) -> None:
+    faults = [Fault("proxy:metrics", "forge", pod=0)]
+    async with running(pods_folder, faults) as (fake, pods):
+        result = await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
+        assert result.metrics == controller.METRICS
+        assert result.worker == fake.pods[1].id
+
+
+async def test_pods_of_a_run_resumed_days_later_cost_no_more_than_their_leases(pods_folder: Path) -> None:
+    folder, ago = pods_folder / "run", time.time() - 2 * 86400
+    records = Records(folder / "pods.sqlite")
+    row = PodRow("p", "training", "g", "SECURE", "", 36.0, "t" * 40, ago, ago + 9000, ago + 100, "INTENT", ago)
+    row.name = str(PodName.new(records.owner, ago + 9000))
+    records.intend(row)
+    records.move(row, "IDLE", ago + 10, pod_id="gone", boot_id="0" * 32)
+    records.close()
+    async with running(pods_folder, times__lost=0.5, times__settle=0.1) as (_, pods):
+        await until(lambda: not pods._records.live())
+        assert pods._records.booked()["lost"] == (pytest.approx(90.0), pytest.approx(0.9))
+
+
 async def test_a_hanging_agent_is_given_up_after_a_while(pods_folder: Path) -> None:
     faults = [Fault("pod", "hang", after=0.6)]
     async with running(pods_folder, faults, times__request=0.5, times__lost=1.0) as (fake, pods):
@@ -302,7 +388,8 @@ async def test_one_process_at_a_time_uses_a_folder(pods_folder: Path) -> None:
         await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
         second = pool(settings(fake), pods_folder / "run")
         with pytest.raises(ConfigError, match="another process"):
-            await second.train("train-0-0-1", good("x"), HYPERPARAMETERS, 0)
+            await second.start()
+        await second.close()
 
 
 async def test_two_runs_on_one_account_leave_each_other_alone(pods_folder: Path) -> None:
@@ -327,7 +414,7 @@ async def test_a_stray_pod_of_a_dead_run_goes_when_its_deadline_has_passed(pods_
         old = fake.create(base | {"name": f"trainwright-0123abcd-{now - 100}-00000000"})
         young = fake.create(base | {"name": f"trainwright-0123abcd-{now + 100}-00000000"})
         strangers = fake.create(base | {"name": "somebody-elses"})
-        await pods.spend()
+        pods._records.spend(time.time())
         await until(lambda: old.ended is not None)
         assert young.ended is None
         assert strangers.ended is None
@@ -385,7 +472,7 @@ async def test_the_next_controller_goes_on_with_the_job_of_a_killed_one(pods_fol
         second = control(plan)
         while second.is_alive():
             await asyncio.sleep(0.05)
-        kind, _, digest = controller.outcomes(pods_folder / "run")["train-0-0-0"]
+        kind, _, digest, _ = controller.outcomes(pods_folder / "run")["train-0-0-0"]
         assert kind == "TRAINED"
         assert digest == controller.hashlib.sha256(weights_of("x")).hexdigest()
         assert len(fake.pods) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.errors import ConfigError
-from trainwright.pools.runpod.records import Attempt, JobRow, PodRow, Records
+from trainwright.pools.runpod.records import Attempt, JobRow, PodRow, Records, read_spend
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def records(tmp_path: Path) -> Iterator[Records]:
 
 def row(name: str = "pod", now: float = 1000.0) -> PodRow:
     """Return the row of a new pod that costs a cent a second."""
-    return PodRow(name, "training", "g", "SECURE", "", 36.0, "token", now, now + 999, now + 60, "INTENT", now)
+    return PodRow(name, "training", "g", "SECURE", "", 36.0, "token", now, now + 999, now + 600, "INTENT", now)
 
 
 def test_every_second_of_a_pod_is_booked_once(records: Records) -> None:
@@ -46,6 +46,21 @@ def test_every_second_of_a_pod_is_booked_once(records: Records) -> None:
     }
     assert sum(usd for _, usd in spend.values()) == pytest.approx(0.82)
     assert records.live() == []
+
+
+def test_what_runs_is_shown_up_to_its_lease_while_another_process_works(records: Records) -> None:
+    pod = row()
+    records.intend(pod)
+    records.move(pod, "IDLE", 1010.0)
+    folder = records.path.parent
+    assert read_spend(folder, 1030.0) == records.spend(1030.0)
+    assert records.spend(1030.0)["idle"] == (pytest.approx(20.0), pytest.approx(0.2))
+    assert records.spend(99_999.0)["idle"][0] == pytest.approx(590.0)
+    assert read_spend(folder / "elsewhere", 1030.0) is None
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "pods.sqlite").write_text("no database, but long enough to be read as one" * 9)
+    with pytest.raises(ConfigError, match="can't be read"):
+        read_spend(folder / "elsewhere", 1030.0)
 
 
 def test_a_pod_that_never_was_costs_nothing(records: Records) -> None:

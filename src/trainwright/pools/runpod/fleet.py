@@ -37,6 +37,10 @@ class PodLost(Exception):
     """A pod that was healthy is not any more, or can't be trusted to be."""
 
 
+class CommandFailed(PodLost):
+    """The job command says that it can't work on a pod: no sandbox, no engine, a GPU in use. Not the job's doing."""
+
+
 class NoRoom(Exception):
     """No pod may be asked for now: the money is reserved, or every candidate waits. Try again after `seconds`."""
 
@@ -318,14 +322,14 @@ class Fleet:
         number = 0
         while row.ended_at is None:
             try:
-                existed = await self._delete_all(row)
+                until = await self._delete_all(row)
             except RunpodError as error:
                 log.warning("%s: not deleted yet: %s", row.name, error)
                 await asyncio.sleep(error.seconds if isinstance(error, Wait) else 0)
                 await self._pause(number)
                 number += 1
                 continue
-            self.records.end(row, time.time(), reason[:300], kind=kind, existed=existed)
+            self.records.end(row, until or time.time(), reason[:300], kind=kind, existed=until is not None)
             log.info("%s: ended: %s", row.name, reason)
 
     def reprice(self, pods: list[Pod]) -> None:
@@ -336,11 +340,14 @@ class Fleet:
                 log.warning("%s: costs $%.3f an hour, more than believed", row.name, prices[row.pod_id])
                 self.records.update(row, usd_per_hour=prices[row.pod_id])
 
-    async def _delete_all(self, row: PodRow) -> bool:
-        """Delete the row's pod; without an id, every pod of its name that shows up until none can any more."""
+    async def _delete_all(self, row: PodRow) -> float | None:
+        """Delete the row's pod; without an id, every pod of its name that shows up until none can any more.
+
+        Returns the time until which it may have cost money, None when there never was one. A pod that is gone already
+        has lived as long as its lease at most, however long ago that was.
+        """
         if row.pod_id:
-            await self.api.delete(row.pod_id)
-            return True
+            return time.time() if await self.api.delete(row.pod_id) else min(time.time(), row.lease_until)
         existed, limit = False, time.monotonic() + self.times.settle - (time.time() - row.intent_at)
         while True:
             asked = time.monotonic()
@@ -349,7 +356,7 @@ class Fleet:
                     await self.api.delete(pod.id)
                     existed = True
             if existed or asked > limit:
-                return existed
+                return time.time() if existed else None
             await asyncio.sleep(self.times.poll)
 
     async def _pause(self, number: int) -> None:

@@ -1,52 +1,62 @@
 """The Runpod pool: trains jobs on up to sixteen warm rented pods and answers benchmark prompts on clean ones.
 
-Read top-down: `train` and `generate` queue work, `_scale` rents a pod where work waits, `worker.py` runs one pod from
-its row to its deletion, `fleet.py` holds the calls, `records.py` what must survive, `money.py` the caps, `reaper.py`
-the last resort. The gate runs in a local pool: it needs the sandbox, not a GPU.
+Read top-down: `train` and `generate` queue work, `renter.py` rents a pod where work waits, `worker.py` runs one pod
+from its row to its deletion, `fleet.py` holds the calls, `records.py` what must survive, `money.py` the caps,
+`reaper.py` the last resort. The gate runs in a local pool: it needs the sandbox, not a GPU.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from trainwright.errors import ConfigError, InfraFault, TrainwrightError
+from trainwright.cache import content_hash
+from trainwright.config import RunConfig
+from trainwright.errors import ConfigError, InfraFault
 from trainwright.job.hyperparameters import Hyperparameters
 from trainwright.job.job import Job
-from trainwright.pools.pool import OutcomeClass, Pool, TrainResult, Verdict
+from trainwright.pools.pool import OutcomeClass, Pool, Started, TrainResult, Verdict
 from trainwright.pools.runpod import evaluation, reaper
 from trainwright.pools.runpod.agent_client import AgentClient, JobStatus
-from trainwright.pools.runpod.api import (
-    NoBalance,
-    NoCapacity,
-    OursToFix,
-    Pod,
-    RunpodApi,
-    RunpodError,
-    Skip,
-    Wait,
-    WrongKey,
-)
-from trainwright.pools.runpod.candidates import Candidate, Candidates
+from trainwright.pools.runpod.api import RunpodApi
+from trainwright.pools.runpod.candidates import Candidates
 from trainwright.pools.runpod.config import RunpodConfig, api_key, endpoints
-from trainwright.pools.runpod.fleet import BootFailed, Fleet, NoRoom, PodLost
-from trainwright.pools.runpod.money import OutOfMoney
-from trainwright.pools.runpod.queue import TRAINING, Work, WorkQueue, pods_wanted
-from trainwright.pools.runpod.records import Attempt, JobRow, PodRow, Records
+from trainwright.pools.runpod.fleet import Fleet
+from trainwright.pools.runpod.queue import TRAINING, Work, WorkQueue
+from trainwright.pools.runpod.records import FILE, Attempt, JobRow, PodRow, Records
+from trainwright.pools.runpod.renter import Renter
 from trainwright.pools.runpod.results import AdapterCheck, ResultFiles, from_json, to_json, train_result
-from trainwright.pools.runpod.worker import PodWorker, Resumed
+from trainwright.pools.runpod.worker import Resumed
 from trainwright.suites.family import Task
 
 log = logging.getLogger(__name__)
-BOOT_FAILURE_WEIGHT = 3
+SANDBOX = "pod"
+"""The sandbox level that episodes record: the pod is the boundary, whatever the job command adds inside it."""
+
+
+def runpod_pool(config: RunConfig) -> RunpodPool:
+    """Return the pool of a run's configuration; raise `ConfigError`."""
+    from trainwright.pools.local import local_pool
+    from trainwright.pools.runpod.weights import checked_files
+
+    settings, engine = config.pool.runpod, config.engine
+    if settings is None:
+        raise ConfigError('pool.backend = "runpod" needs the table [pool.runpod]; see docs/runpod.md')
+    if engine.prime_rl is not None and engine.prime_rl.wall >= settings.times.job:
+        raise ConfigError(
+            f"engine.prime_rl.wall = {engine.prime_rl.wall:g} must be less than pool.runpod.times.job = "
+            f"{settings.times.job:g}: the engine knows whose fault a late run is, the pool does not"
+        )
+    command = {"engine": engine.model_dump(mode="json", exclude_none=True), "unsafe": config.pool.unsafe_no_sandbox}
+    return RunpodPool(settings, config.folder, local=local_pool(config), adapter=checked_files, command=command)
 
 
 def group_of(key: str) -> str:
@@ -55,7 +65,8 @@ def group_of(key: str) -> str:
 
 
 class RunpodPool:
-    """See the module. `folder` holds the records, `adapter` checks trained weights, `local` gates jobs.
+    """See the module. `folder` holds the records, `adapter` checks trained weights, `local` gates jobs, and `command`
+    is what the job command is told beside the job (see `run_job.py`).
 
     One process at a time may use a folder. A pool that is started on the folder of a killed one takes over its pods,
     goes on with the jobs that run there, and returns the stored result for a key that has one.
@@ -68,23 +79,44 @@ class RunpodPool:
         *,
         local: Pool,
         adapter: AdapterCheck,
-        group_of: Callable[[str], str] = group_of,
+        command: dict[str, Any],
         open_records: Callable[[Path], Records] = Records,
     ) -> None:
         self.config = config
-        self._folder, self._local, self._adapter, self._group_of = folder, local, adapter, group_of
+        self.fingerprint = content_hash("runpod", local.fingerprint, config.image, config.job_command, config.services)
+        self._folder, self._local, self._adapter, self._command = folder, local, adapter, command
         self._open_records = open_records
         self._queue = WorkQueue()
         self._works: dict[str, Work] = {}
-        self._workers: dict[PodWorker, asyncio.Task[None]] = {}
         self._loops: list[asyncio.Task[None]] = []
-        self._start_lock = asyncio.Lock()
-        self._wake = asyncio.Event()
-        self._boot_failures = 0
-        self._obstacle = ""
+        self._log_handlers: list[logging.Handler] = []
         self._started = self._closed = False
 
     # The protocol
+
+    async def start(self) -> Started:
+        """Start the gate, open the records, take over what an earlier controller left, and start the loops.
+
+        Nothing is rented before the first job. Raises `ConfigError` for a missing key and a folder in use.
+        """
+        base_url, proxy = endpoints(self.config.base_url, self.config.proxy_template)
+        key = api_key()
+        gate = await self._local.start()
+        self._records = self._open_records(self._folder / FILE)
+        self._log_to(self._folder / "pods.log")
+        self._results = ResultFiles(self._folder / "pod-results", self.config.keep_results)
+        self._api = RunpodApi(base_url, key, self.config.times.request)
+        self._fleet = Fleet(self.config, self._records, self._api, base_url, proxy, Candidates(self.config))
+        self._renter = Renter(self._fleet, self._queue, self._collect)
+        self._started = True
+        taken_over = self._take_over()
+        self._loops = [asyncio.create_task(loop) for loop in (self._renter.run(), reaper.reap(self._fleet))]
+        money = self.config.money
+        note = (
+            f"up to {self.config.max_pods} Runpod pods, at most ${money.max_usd_per_hour:g} an hour and "
+            f"${money.max_usd_total:g} in all; gate: {gate.note}"
+        )
+        return Started(SANDBOX, f"{note}; pods taken over: {taken_over}" if taken_over else note)
 
     async def gate(self, job: Job, task: Task) -> Verdict:
         """Return the local gate's verdict."""
@@ -93,11 +125,12 @@ class RunpodPool:
     async def train(self, key: str, job: Job, hyperparameters: Hyperparameters, seed: int) -> TrainResult:
         """Train one job on a pod. Raises `InfraFault` after retries elsewhere, `OutOfMoney` at a cap, and
         `ValueError` when the key is known for another job."""
-        await self._start()
-        settings = json.dumps({"key": key, "seed": seed, "hyperparameters": asdict(hyperparameters)}, sort_keys=True)
+        self._check_open()
+        order = {"key": key, "seed": seed, "hyperparameters": asdict(hyperparameters), **self._command}
+        settings = json.dumps(order, sort_keys=True)
         spec = hashlib.sha256((job.hash + settings).encode()).hexdigest()
         wall = self.config.times.job
-        row = JobRow(key, spec, hyperparameters.student, self._group_of(key), hyperparameters.rollouts, wall)
+        row = JobRow(key, spec, hyperparameters.student, group_of(key), hyperparameters.rollouts, wall)
         known = self._records.job(key)
         if known and known.spec != spec:
             raise ValueError(f"the key {key!r} is known for another job")
@@ -134,7 +167,7 @@ class RunpodPool:
         if student not in self.config.services:
             known = ", ".join(self.config.services) or "none"
             raise ConfigError(f"pool.runpod.services has no command that serves {student!r}; known: {known}")
-        await self._start()
+        self._check_open()
         adapter = {} if weights is None else await asyncio.to_thread(self._adapter, student, weights)
         files = evaluation.request_files(adapter, prompts, seed, max_tokens, temperature)
         key = evaluation.request_key(student, files)
@@ -156,16 +189,19 @@ class RunpodPool:
 
         A pod that can't be deleted in time is logged; its lease ends it.
         """
-        if self._closed or not self._started:
-            self._closed = True
+        if self._closed:
             return
         self._closed = True
+        if self._started:
+            await self._close_pods()
+        await self._local.close()
+
+    async def _close_pods(self) -> None:
         for work in [*self._queue.drain(), *self._works.values()]:
             work.done.cancel()
-        for task in [*self._loops, *(task for worker, task in self._workers.items() if not worker.ending)]:
-            task.cancel()
-        tasks = [*self._loops, *self._workers.values()]
-        _, pending = await asyncio.wait(tasks, timeout=self.config.times.close)
+        for loop in self._loops:
+            loop.cancel()
+        _, pending = await asyncio.wait([*self._loops, *self._renter.dismiss()], timeout=self.config.times.close)
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
@@ -175,33 +211,28 @@ class RunpodPool:
         await self._fleet.close()
         await self._api.close()
         self._records.close()
+        for handler in self._log_handlers:
+            logging.getLogger(__package__).removeHandler(handler)
+            handler.close()
 
-    async def spend(self) -> dict[str, tuple[float, float]]:
-        """Return pod-seconds and USD so far by kind: `working`, `booting`, `idle`, `lost`."""
-        await self._start()
-        return self._records.spend(time.time())
+    # Work
 
-    # Starting
+    def _check_open(self) -> None:
+        if self._closed or not self._started:
+            raise InfraFault("closed", "the pool is closed" if self._closed else "the pool has not been started")
 
-    async def _start(self) -> None:
-        """Open the records, take over what an earlier controller left, and start the loops, once."""
-        async with self._start_lock:
-            if self._closed:
-                raise InfraFault("closed", "the pool is closed")
-            if self._started:
-                return
-            base_url, proxy = endpoints(self.config.base_url, self.config.proxy_template)
-            key = api_key()
-            self._records = self._open_records(self._folder / "pods.sqlite")
-            self._results = ResultFiles(self._folder / "pod-results", self.config.keep_results)
-            self._api = RunpodApi(base_url, key, self.config.times.request)
-            self._candidates = Candidates(self.config)
-            self._fleet = Fleet(self.config, self._records, self._api, base_url, proxy, self._candidates)
-            self._started = True
-            self._take_over()
-            self._loops = [asyncio.create_task(loop) for loop in (self._manage(), self._reap())]
+    def _log_to(self, path: Path) -> None:
+        """Write what happens to pods to a file, and what may cost money after us to the terminal as well."""
+        errors = logging.StreamHandler(sys.stderr)
+        errors.setLevel(logging.ERROR)
+        self._log_handlers = [logging.FileHandler(path, encoding="utf-8"), errors]
+        logger = logging.getLogger(__package__)
+        logger.setLevel(logging.INFO)
+        for handler in self._log_handlers:
+            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            logger.addHandler(handler)
 
-    def _take_over(self) -> None:
+    def _take_over(self) -> int:
         """Give every row that an earlier controller left a worker, and its running attempt if there is one."""
         rows = {row.name: row for row in self._records.live()}
         resumed: dict[str, Resumed] = {}
@@ -214,7 +245,8 @@ class RunpodPool:
             self._works[job.key] = work
             resumed[row.name] = work, attempt
         for row in rows.values():
-            self._run_pod(row, None, resumed.get(row.name))
+            self._renter.adopt(row, resumed.get(row.name))
+        return len(rows)
 
     def _work(
         self, key: str, role: str, group: str, command: list[str], wall_seconds: float, job: JobRow | None
@@ -232,7 +264,7 @@ class RunpodPool:
     async def _submit(self, work: Work) -> None:
         self._works[work.key] = work
         await self._queue.put(work)
-        self._wake.set()
+        self._renter.wake()
 
     async def _result(self, work: Work) -> Any:
         """Wait for a result; whoever stops waiting stops nobody else."""
@@ -253,120 +285,6 @@ class RunpodPool:
             self._records.reopen(job.key)
             return None
         return from_json(job.result, weights)
-
-    # Scaling
-
-    async def _manage(self) -> None:
-        """Rent pods where work waits, for ever. What can't be solved by waiting goes to everyone who waits."""
-        while True:
-            wait = self.config.times.backoff
-            try:
-                self._expire()
-                await self._scale()
-                wait = self.config.times.heartbeat
-            except (NoRoom, Wait) as error:
-                wait = error.seconds
-                self._note(error)
-            except RunpodError as error:
-                self._refused(error)
-            except Exception as error:  # a cap is reached, or we have a bug: whoever waits shall know
-                self._fail(error)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(wait, 0.01)):  # `wait_for` of Python 3.11 can swallow a cancellation
-                    await self._wake.wait()
-            self._wake.clear()
-
-    async def _scale(self) -> None:
-        """Ask for one pod for each piece of waiting work that no pod will take, up to the limits."""
-        evaluation_room = self.config.evaluation_pods * len(self.config.services)
-        for role in self._queue.roles():
-            limit = self.config.max_pods - evaluation_room if role == TRAINING else self.config.evaluation_pods
-            while True:
-                mine = [worker for worker in self._workers if worker.row.role == role]
-                busy = sum(worker.work is not None for worker in mine)
-                if len(mine) >= pods_wanted(len(self._queue.waiting(role)), busy, limit):
-                    break
-                row, candidate = await self._fleet.intend(role)
-                self._run_pod(row, candidate, None)
-
-    def _run_pod(self, row: PodRow, candidate: Candidate | None, resumed: Resumed | None) -> None:
-        service = [] if row.role == TRAINING else self.config.services.get(evaluation.student_of(row.role), [])
-        worker = PodWorker(
-            self._fleet,
-            self._queue,
-            row,
-            service=service,
-            collect=self._collect,
-            serving=lambda: [one.row.trust_group for one in self._workers if one.row.role == row.role],
-            found=candidate is None,
-            resumed=resumed,
-        )
-        task = asyncio.create_task(worker.run())
-        self._workers[worker] = task
-        task.add_done_callback(lambda _: self._ended(worker, candidate, task))
-
-    def _ended(self, worker: PodWorker, candidate: Candidate | None, task: asyncio.Task[None]) -> None:
-        """Learn from how a pod ended: which candidates to avoid, and what nobody can solve by trying again."""
-        del self._workers[worker]
-        self._wake.set()
-        if task.cancelled():
-            return
-        error = task.exception()
-        if worker.row.boot_id and not isinstance(error, BootFailed):
-            self._boot_failures = 0
-        if candidate is not None and worker.row.jobs:
-            self._candidates.accept(candidate)
-        if error is None:
-            return
-        log.warning("%s: %s", worker.row.name, error)
-        if isinstance(error, NoCapacity | Skip) and candidate:
-            self._candidates.refuse(candidate, time.monotonic(), error)
-        elif isinstance(error, BootFailed | PodLost):
-            if candidate and not worker.row.jobs:
-                self._candidates.refuse(candidate, time.monotonic(), error, BOOT_FAILURE_WEIGHT)
-            if isinstance(error, BootFailed):
-                self._boot_failures += 1
-                if self._boot_failures >= self.config.boot_failures:
-                    self._boot_failures = 0
-                    self._fail(TrainwrightError(f"{self.config.boot_failures} pods in a row did not boot: {error}"))
-        elif isinstance(error, RunpodError):
-            self._refused(error)
-        elif isinstance(error, Exception):
-            self._fail(error)
-
-    def _refused(self, error: RunpodError) -> None:
-        """Stop everyone who waits when the API's refusal is final; otherwise time will help."""
-        if isinstance(error, NoBalance):
-            self._fail(OutOfMoney(f"the Runpod account has no balance left; add some and resume the run ({error})"))
-        elif isinstance(error, WrongKey | Skip):
-            self._fail(ConfigError(f"Runpod refuses RUNPOD_API_KEY; check it in the console ({error})"))
-        elif isinstance(error, OursToFix):
-            self._fail(ConfigError(f"Runpod refuses our request; check the table [pool.runpod] ({error})"))
-        else:
-            self._note(error)
-
-    def _note(self, error: Exception) -> None:
-        """Log what keeps us from renting when it changes, and keep it for whoever waits too long."""
-        if str(error) != self._obstacle:
-            log.warning("%s", error)
-        self._obstacle = str(error)
-
-    def _fail(self, error: Exception) -> None:
-        for work in self._queue.drain():
-            if not work.done.done():
-                work.done.set_exception(error)
-
-    def _expire(self) -> None:
-        """Give up on work that no pod took for the queue time."""
-        for role in self._queue.roles():
-            for work in self._queue.waiting(role):
-                if time.monotonic() - work.queued_at > self.config.times.queue:
-                    self._queue.remove(work)
-                    if not work.done.done():
-                        why = f"no pod could be rented for it in time: {self._obstacle}"
-                        work.done.set_exception(InfraFault("no_capacity", why))
-
-    # Results
 
     async def _collect(self, work: Work, attempt: Attempt, row: PodRow, agent: AgentClient, status: JobStatus) -> bool:
         """Turn an ended job into the result of its work, stored first; return whether the job was at fault."""
@@ -395,25 +313,3 @@ class RunpodPool:
         if self._records.conclude(attempt, now, outcome.kind, outcome.reason, to_json(result)) and not work.done.done():
             work.done.set_result(result)
         return outcome.kind is OutcomeClass.JOB_FAULT
-
-    # The reaper
-
-    async def _reap(self) -> None:
-        """Delete pods that nobody owns: at once, then every minute."""
-        while True:
-            asked = time.monotonic()
-            try:
-                pods = await self._fleet.listing.pods(asked)
-                self._fleet.reprice(pods)
-                async for one in reaper.sweep(self._api, pods, self._reason_to_go):
-                    log.warning("reaped %s (%s): %s", one.pod.name, one.pod.id, one.reason)
-                    seconds = reaper.age(one.pod, time.time())
-                    self._records.book_stray(one.pod.name, seconds, one.pod.usd_per_hour, time.time())
-            except RunpodError as error:
-                log.warning("the reaper could not finish: %s", error)
-            except Exception:  # a bug of ours must not be the end of the reaper
-                log.exception("the reaper failed")
-            await asyncio.sleep(self.config.times.reaper)
-
-    def _reason_to_go(self, pod: Pod) -> str:
-        return reaper.unowned(pod, self._records) or reaper.overdue(pod, time.time())

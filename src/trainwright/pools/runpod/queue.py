@@ -98,6 +98,12 @@ class WorkQueue:
         if work in self._waiting:
             self._waiting.remove(work)
 
+    def fail(self, error: Exception) -> None:
+        """Give everyone who waits an error, such as a cap that was reached."""
+        for work in self.drain():
+            if not work.done.done():
+                work.done.set_exception(error)
+
     def drain(self) -> list[Work]:
         """Take out everything."""
         drained, self._waiting = self._waiting, []

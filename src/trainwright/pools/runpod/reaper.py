@@ -5,14 +5,19 @@ It only ever touches pods whose name says that they are trainwright's (`names.py
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from trainwright.pools.runpod.api import Pod, RunpodApi
+from trainwright.pools.runpod.api import Pod, RunpodApi, RunpodError
+from trainwright.pools.runpod.fleet import Fleet
 from trainwright.pools.runpod.names import PodName
 from trainwright.pools.runpod.records import Records
 
+log = logging.getLogger(__name__)
 GRACE_SECONDS = 60.0
 
 
@@ -59,3 +64,26 @@ def age(pod: Pod, now: float) -> float:
     except ValueError:
         return 0.0
     return max(0.0, now - created)
+
+
+async def reap(fleet: Fleet) -> None:
+    """Delete the pods that nobody owns and take over higher prices: at once, then every minute, for ever."""
+    records = fleet.records
+
+    def reason_of(pod: Pod) -> str:
+        return unowned(pod, records) or overdue(pod, time.time())
+
+    while True:
+        asked = time.monotonic()
+        try:
+            pods = await fleet.listing.pods(asked)
+            fleet.reprice(pods)
+            async for one in sweep(fleet.api, pods, reason_of):
+                log.warning("reaped %s (%s): %s", one.pod.name, one.pod.id, one.reason)
+                seconds = age(one.pod, time.time())
+                records.book_stray(one.pod.name, seconds, one.pod.usd_per_hour, time.time())
+        except RunpodError as error:
+            log.warning("the reaper could not finish: %s", error)
+        except Exception:  # a bug of ours must not be the end of the reaper
+            log.exception("the reaper failed")
+        await asyncio.sleep(fleet.times.reaper)

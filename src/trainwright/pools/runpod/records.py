@@ -13,7 +13,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -81,6 +81,12 @@ class PodRow:
         """Return what the pod can still cost without us: its price until its lease ends."""
         return self.usd_per_hour * max(0.0, self.lease_until - now) / 3600
 
+
+FILE = "pods.sqlite"
+"""The records' name in a run's folder."""
+
+Spend = dict[str, tuple[float, float]]
+"""Pod-seconds and USD by kind, every one of `KINDS`."""
 
 COLUMNS = [column.name for column in fields(PodRow)]
 
@@ -192,25 +198,15 @@ class Records:
 
     def live(self) -> list[PodRow]:
         """Return the rows of pods that may exist, oldest first."""
-        query = f"SELECT {', '.join(COLUMNS)} FROM pods WHERE ended_at IS NULL ORDER BY intent_at, name"
-        return [PodRow(*values) for values in self._db.execute(query)]
+        return _live(self._db)
 
-    def booked(self) -> dict[str, tuple[float, float]]:
+    def booked(self) -> Spend:
         """Return seconds and dollars of all closed phases by kind."""
-        found = {
-            kind: (seconds, usd)
-            for kind, seconds, usd in self._db.execute("SELECT kind, SUM(seconds), SUM(usd) FROM spend GROUP BY kind")
-        }
-        return {kind: found.get(kind, (0.0, 0.0)) for kind in KINDS}
+        return _booked(self._db)
 
-    def spend(self, now: float) -> dict[str, tuple[float, float]]:
+    def spend(self, now: float) -> Spend:
         """Return seconds and dollars by kind, the phases that still run included."""
-        totals = self.booked()
-        for row in self.live():
-            kind = KIND_OF[row.phase]
-            seconds, usd = totals[kind]
-            totals[kind] = seconds + max(0.0, now - row.phase_since), usd + row.usd(now)
-        return totals
+        return _spend(self._db, now)
 
     def _set(self, row: PodRow, changes: dict[str, Any]) -> None:
         assert set(changes) <= set(COLUMNS)
@@ -288,3 +284,38 @@ class Records:
         """Keep replies of a base student."""
         with self._transaction():
             self._db.execute("INSERT OR IGNORE INTO baselines VALUES (?, ?)", [key, json.dumps(replies)])
+
+
+def read_spend(folder: Path, now: float) -> Spend | None:
+    """Return what the pods of a run folder have cost until now, None when it never had any; safe while a run works.
+
+    Raises `ConfigError` for a file that can't be read.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            return _spend(db, now)
+    except sqlite3.Error as error:
+        raise ConfigError(f"{path}: can't be read: {error}") from None
+
+
+def _live(db: sqlite3.Connection) -> list[PodRow]:
+    query = f"SELECT {', '.join(COLUMNS)} FROM pods WHERE ended_at IS NULL ORDER BY intent_at, name"
+    return [PodRow(*values) for values in db.execute(query)]
+
+
+def _booked(db: sqlite3.Connection) -> Spend:
+    query = "SELECT kind, SUM(seconds), SUM(usd) FROM spend GROUP BY kind"
+    found = {kind: (seconds, usd) for kind, seconds, usd in db.execute(query)}
+    return {kind: found.get(kind, (0.0, 0.0)) for kind in KINDS}
+
+
+def _spend(db: sqlite3.Connection, now: float) -> Spend:
+    totals = _booked(db)
+    for row in _live(db):
+        kind, until = KIND_OF[row.phase], min(now, row.lease_until)  # then a pod without a controller ends itself
+        seconds, usd = totals[kind]
+        totals[kind] = seconds + max(0.0, until - row.phase_since), usd + row.usd(until)
+    return totals

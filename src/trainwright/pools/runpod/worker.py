@@ -13,9 +13,10 @@ from typing import Any
 from trainwright.errors import InfraFault
 from trainwright.pools.runpod.agent_client import AgentClient, Health, JobStatus, Misbehaved, Refused, Unreachable
 from trainwright.pools.runpod.api import RunpodError
-from trainwright.pools.runpod.fleet import Fleet, PodLost
+from trainwright.pools.runpod.fleet import CommandFailed, Fleet, PodLost
 from trainwright.pools.runpod.queue import TRAINING, Work, WorkQueue
 from trainwright.pools.runpod.records import Attempt, PodRow
+from trainwright.pools.runpod.run_job import INFRA_EXIT
 
 log = logging.getLogger(__name__)
 
@@ -172,8 +173,11 @@ class PodWorker:
         self._records.move(row, "WORKING", time.time(), trust_group=work.group)
         try:
             status = await self._drive(work, attempt, agent)
-            if status.ended in {"start_failed", "cancelled"}:
-                raise PodLost(f"{row.name}: the job did not run: {status.ended} {status.fault_message}")
+            if status.ended == "cancelled":
+                raise PodLost(f"{row.name}: somebody cancelled the job")
+            if status.ended == "start_failed" or (status.ended == "exited" and status.exit_code == INFRA_EXIT):
+                words = f"{status.fault_message} [{status.fault_code}]"
+                raise CommandFailed(f"{row.name}: the job command can't work: {words}")
             if self._config.require_gpu and not status.gpu_ok:
                 raise PodLost(f"{row.name}: its GPUs are not what they were before the job")
             faulty = await self._collect(work, attempt, row, agent, status)
