@@ -69,18 +69,19 @@ def tinker_policy(config: RunConfig, progress: Callable[[int, int], None]) -> Ti
     progress(0, 1)
     renderer = make_renderer(settings.tokenizer or settings.base_model, settings.thinking)
     progress(1, 1)
-    return TinkerPolicy(settings, renderer, config.agent.max_tokens)
+    return TinkerPolicy(settings, renderer, config.agent.max_tokens, derive_seed(config.seed, "lora"))
 
 
 class TinkerPolicy:
     """A policy on a Tinker server. Implements `Policy`."""
 
-    def __init__(self, settings: TinkerSettings, renderer: ChatRenderer, max_tokens: int) -> None:
+    def __init__(self, settings: TinkerSettings, renderer: ChatRenderer, max_tokens: int, seed: int) -> None:
         self.name = settings.base_model
         self.brief: BriefStyle = settings.brief
         self.settings = settings
         self.renderer = renderer
         self.max_tokens = max_tokens
+        self.seed = seed
         self.price = settings.price or price_of(settings.base_model)
         self.state = SavedState(settings.base_model, settings.rank, "", None, 0)
         self._folder: Path | None = None
@@ -231,7 +232,7 @@ class TinkerPolicy:
         if self._connection is None:
             while self._left:  # their sessions hold models that the server may have to free for the new one
                 self._left.pop().abandon()
-            connection = await Connection.open(self.settings, self.state if self.state.path else None)
+            connection = await Connection.open(self.settings, self.state if self.state.path else None, self.seed)
             try:
                 await connection.probe() if not self._probed else None
             except BaseException:

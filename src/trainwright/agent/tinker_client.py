@@ -53,21 +53,22 @@ class Connection:
         """Tokens of prompt and answer that the model holds, where the server says so."""
 
     @classmethod
-    async def open(cls, settings: TinkerSettings, saved: SavedState | None) -> Connection:
+    async def open(cls, settings: TinkerSettings, saved: SavedState | None, seed: int) -> Connection:
         """Return a connection whose policy is a saved state, optimizer included, or the start of a run.
 
+        `seed` is that of a new LoRA's weights.
         Raises `ConfigError` for a model or state that the server does not have, `Trouble` for what may pass.
         """
         connection = cls(settings, tinker.ServiceClient(base_url=settings.base_url or None, api_key=key_for(settings)))
         try:
-            await connection._train_from(saved)
+            await connection._train_from(saved, seed)
             await connection.refresh()
         except BaseException:
             connection.abandon()
             raise
         return connection
 
-    async def _train_from(self, saved: SavedState | None) -> None:
+    async def _train_from(self, saved: SavedState | None, seed: int) -> None:
         settings, service = self.settings, self.service
         if saved is not None:
             path, doing = saved.path, f"loading {saved.path} ({saved.kept_until})"
@@ -77,7 +78,9 @@ class Connection:
             make = partial(service.create_training_client_from_state, settings.start_from)
         else:
             doing = f"making a LoRA of rank {settings.rank} on {settings.base_model}"
-            make = partial(service.create_lora_training_client, settings.base_model, rank=settings.rank)
+            make = partial(
+                service.create_lora_training_client, settings.base_model, rank=settings.rank, seed=seed % 2**31
+            )
         try:
             self.training = await self._within(settings.deadlines.start, doing, make, blocking=True)
         except Trouble as trouble:

@@ -25,7 +25,8 @@ PATH = re.compile(r"tinker://([^/]+)/(?:(weights|sampler_weights|external_weight
 class SavedState:
     """A saved state: its path, when the server may delete it, and how many optimizer steps it has behind it.
 
-    `expires` is in seconds since 1970, None for never; `steps` continues the learning rate's warm-up.
+    The path is empty where the run begins: nothing has been trained yet. `expires` is in seconds since 1970, None for
+    never; `steps` continues the learning rate's warm-up.
     """
 
     base_model: str
@@ -58,7 +59,7 @@ def read_state(folder: Path) -> SavedState:
     try:
         table = json.loads(file.read_text(encoding="utf-8"))
         state = SavedState(**table)
-        problem = state_path_problem(state.path)
+        problem = state_path_problem(state.path) if state.path != "" else ""
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{file}: not a checkpoint of the agent 'tinker': {error}") from None
     if problem:
