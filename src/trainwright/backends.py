@@ -7,10 +7,14 @@ An entry point names a function that makes the backend from its configuration:
 | `trainwright.agents` | `RunConfig`, progress of its preparation `(done, total)` | `agent.policy.Policy` |
 | `trainwright.engines` | `EngineConfig` | `engines.engine.Engine` |
 | `trainwright.pools` | `RunConfig` | `pools.pool.Pool` |
+
+A module with such a function for an agent or a pool may also have `preflight(config: RunConfig)`. It is called before
+anything else is done, and raises `ConfigError` for what would end the run later: a missing key, no way to a server.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +28,14 @@ if TYPE_CHECKING:
     from trainwright.pools.pool import Pool
 
 Kind = Literal["agents", "engines", "pools"]
+
+
+def preflight(config: RunConfig) -> None:
+    """Let the agent and the pool of a run look whether they have what they need; raise `ConfigError`."""
+    for factory in (_factory("agents", config.agent.backend), _factory("pools", config.pool.backend)):
+        look = getattr(sys.modules[factory.__module__], "preflight", None)
+        if look is not None:
+            look(config)
 
 
 def make_policy(config: RunConfig, progress: Callable[[int, int], None]) -> Policy:

@@ -11,6 +11,7 @@ import typer
 
 from trainwright import __version__
 from trainwright.errors import InfraFault, TrainwrightError
+from trainwright.pools.runpod.commands import app as pods
 
 app = typer.Typer(
     help="A language model learns, by reinforcement learning, to write complete RL training jobs for smaller models.",
@@ -20,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(pods, name="pods")
 
 Unsafe = Annotated[
     bool, typer.Option("--unsafe-no-sandbox", help="Run job code without a sandbox where none can be built.")
@@ -44,28 +46,49 @@ def run(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated.")
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines for a log instead of a live table.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Start without being asked, whatever it will cost.")] = False,
 ) -> None:
     """Train the trainer agent; the same command resumes a run that was stopped or killed."""
     try:
-        _run(config, change or [], plain)
+        _run(config, change or [], plain, yes)
     except KeyboardInterrupt:
-        options = [part for one in change or [] for part in ("--set", one)] + ["--plain"] * plain
+        options = [part for one in change or [] for part in ("--set", one)] + ["--plain"] * plain + ["--yes"] * yes
         again = shlex.join(["trainwright", "run", str(config), *options])
         print(f"\nstopped; nothing is lost. Resume with: {again}", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
-def _run(config: Path, change: list[str], plain: bool) -> None:
+def _run(config: Path, change: list[str], plain: bool, yes: bool) -> None:
+    from trainwright.backends import preflight
     from trainwright.config import load_config
+    from trainwright.estimate import confirm
     from trainwright.report.view import make_view
     from trainwright.run import run as run_config
 
     settings = load_config(config, change)
+    preflight(settings)
+    confirm(settings, yes)
     view = make_view(plain)
     try:
         run_config(settings, view)
     finally:
         view.close()
+
+
+@app.command(epilog="Example: trainwright estimate examples/full.toml --set steps=10")
+def estimate(
+    config: Annotated[Path, typer.Argument(metavar="FILE", help="The run's TOML file.")],
+    change: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one setting; may be repeated.")
+    ] = None,
+) -> None:
+    """Print the tokens, GPU hours and dollars that a run will take, expected and at most; nothing is spent."""
+    from trainwright.config import load_config
+    from trainwright.estimate import estimate_run, table
+
+    settings = load_config(config, change)
+    for line in table(settings, estimate_run(settings)):
+        print(line)
 
 
 @app.command(epilog="Example: trainwright gate runs/nano/best-job --task reverse")

@@ -124,6 +124,8 @@ class RunConfig(Section):
     """Tasks a step."""
     group_size: int = Field(8, ge=2)
     """Episodes that share a task; the baseline of each is the mean of its group."""
+    ask_above_usd: float = Field(1.0, ge=0)
+    """Ask before starting a run that is expected to spend more than this (`trainwright estimate` says how much)."""
     tasks: TasksConfig = TasksConfig()
     agent: AgentConfig = AgentConfig()
     engine: EngineConfig = EngineConfig()

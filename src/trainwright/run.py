@@ -32,8 +32,8 @@ T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
 CLOCK_SECONDS = 5.0
-CHANGEABLE = {"steps", "folder"}
-"""Settings that a resumed run may change: how far it goes and where its folder has been moved."""
+CHANGEABLE = {"steps", "folder", "ask_above_usd"}
+"""Settings that a resumed run may change: how far it goes, where its folder has been moved, when to ask."""
 
 
 def run(config: RunConfig, view: View) -> Path:
