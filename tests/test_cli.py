@@ -13,7 +13,7 @@ from trainwright.cli import app, main
 from trainwright.job.specification import job_format
 
 VERBS = sorted(command.callback.__name__ for command in app.registered_commands if command.callback is not None)
-HEAVY = ("torch", "transformers", "verifiers", "tokenizers", "matplotlib", "rich", "numpy")
+HEAVY = ("torch", "transformers", "verifiers", "tokenizers", "matplotlib", "rich", "numpy", "httpx")
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -47,7 +47,9 @@ def test_the_help_lists_every_verb(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "Start with: trainwright run examples/nano.toml" in shown
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([verb, "--help"] for verb in VERBS)])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["pods", "smoke", "--help"], *([verb, "--help"] for verb in VERBS)]
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     code = (
         "import sys\n"

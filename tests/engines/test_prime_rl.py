@@ -11,11 +11,16 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainwright.backends import make_engine
+from trainwright.config import EngineConfig
+from trainwright.engines.prime_rl import PrimeRL
+from trainwright.engines.prime_rl_settings import PrimeRLSettings
 from trainwright.engines.process_tree import descendants
 from trainwright.errors import InfraFault, JobFault, JobRejected
 from trainwright.job.hyperparameters import Hyperparameters
@@ -287,6 +292,22 @@ def test_a_missing_installation_is_named(train: Train, installation: Any) -> Non
     with pytest.raises(InfraFault, match="env-server") as caught:
         train()
     assert caught.value.code == "prime_rl_missing"
+
+
+def test_the_gate_learns_what_the_engine_can_not_take() -> None:
+    engine = make_engine(EngineConfig(backend="prime-rl", prime_rl=PrimeRLSettings(gpu=3)))
+    assert isinstance(engine, PrimeRL)
+    assert engine.settings.gpu == 3
+    assert engine.fingerprint == make_engine(EngineConfig(backend="prime-rl")).fingerprint
+    assert engine.fingerprint != make_engine(EngineConfig(backend="torch")).fingerprint
+    engine.check(JOB)
+    for change, words in (
+        ({"advantage": "mean_std"}, "mean_std"),
+        ({"lora_rank": 0}, "lora_rank = 0"),
+        ({"student": "nano-64"}, "can't be trained by prime-rl"),
+    ):
+        with pytest.raises(JobRejected, match=words):
+            engine.check(replace(JOB, **change))
 
 
 def test_ports_in_use_are_avoided(train: Train) -> None:

@@ -29,6 +29,9 @@ class Engine(Protocol):
     fingerprint: str
     """What the results of the same job depend on: part of the key under which reference scores are cached."""
 
+    loads_student: bool
+    """Whether the engine loads the student itself, elsewhere: then `train` gets a `NamedStudent`, without weights."""
+
     def check(self, hyperparameters: Hyperparameters) -> None:
         """Raise `JobRejected` for hyperparameters that this engine can't take; the gate asks."""
         ...

@@ -17,13 +17,15 @@ import shutil
 import socket
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from trainwright.engines import gpu, job_package
+from trainwright.cache import content_hash
+from trainwright.config import EngineConfig
+from trainwright.engines import gpu, job_package, prime_rl_config
 from trainwright.engines.engine import StepMetrics, Training
 from trainwright.engines.prime_rl_config import (
+    COMMIT,
     MAX_SEQ_LEN,
     Place,
     check_supported,
@@ -37,6 +39,7 @@ from trainwright.engines.prime_rl_rewards import RewardServer
 from trainwright.engines.prime_rl_run import COMPONENTS, RunFolder, tail
 from trainwright.engines.prime_rl_settings import PrimeRLSettings
 from trainwright.engines.process_tree import LEFTOVERS, ProcessTree
+from trainwright.engines.scratch import scratch
 from trainwright.environment.environment import Environment, Row
 from trainwright.errors import InfraFault, JobFault
 from trainwright.job.hyperparameters import Hyperparameters
@@ -60,11 +63,23 @@ _PASSED_ON += ("LD_LIBRARY_PATH", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPAB
 """The variables of our environment that prime-rl's programs get: no key of anyone's."""
 
 
+def prime_rl(config: EngineConfig) -> PrimeRL:
+    """Return the engine of a run's configuration."""
+    return PrimeRL(config.prime_rl)
+
+
 class PrimeRL:
-    """Trains one job at a time; several engines on one machine need a GPU and a work folder each."""
+    """Trains one job at a time; several engines on one machine need a GPU and ports each."""
+
+    loads_student = True
 
     def __init__(self, settings: PrimeRLSettings | None = None) -> None:
         self.settings = settings or PrimeRLSettings()
+        self.fingerprint = content_hash("prime-rl", COMMIT, prime_rl_config)
+
+    def check(self, hyperparameters: Hyperparameters) -> None:
+        """Refuse what prime-rl can't take: students it doesn't know, `lora_rank = 0`, `advantage = "mean_std"`."""
+        check_supported(hyperparameters)
 
     def train(
         self,
@@ -88,12 +103,12 @@ class PrimeRL:
         card = gpu.wait_until_free(settings.gpu, settings.gpu_free)
         rows = _rows(environment, hp)
         length = _sequence_length(rows, hp)
-        with _scratch(settings) as folder, tempfile.TemporaryDirectory(prefix="trainwright-") as short:
+        with _scratch(settings) as (folder, short):
             place = Place(
                 output_dir=folder / "outputs",
                 run_name=_RUN,
                 rows=folder / "rows.jsonl",
-                socket=Path(short, "rewards"),  # a socket's path has at most 107 bytes
+                socket=short / "rewards",
                 first_port=_free_ports(settings.first_port),
                 attention=card.attention,
                 memory_fraction=settings.memory_fraction,
@@ -200,18 +215,15 @@ class _Watch:
 
 
 @contextlib.contextmanager
-def _scratch(settings: PrimeRLSettings) -> Iterator[Path]:
-    """Make the folder of one run and remove it afterwards."""
-    folder = settings.work.resolve() / uuid.uuid4().hex[:12]
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise InfraFault("work_folder", f"{folder} can't be made: {error.strerror}") from None
-    try:
-        yield folder
-    finally:
-        if not settings.keep_runs:
-            shutil.rmtree(folder, ignore_errors=True)
+def _scratch(settings: PrimeRLSettings) -> Iterator[tuple[Path, Path]]:
+    """Make the folder of one run, and one with a short name for the socket, whose path may have 107 bytes at most."""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(scratch(settings.work.resolve(), "run", keep=settings.keep_runs))
+            short = stack.enter_context(scratch(Path(tempfile.gettempdir()), "trainwright-rewards"))
+        except OSError as error:
+            raise InfraFault("work_folder", f"{error.filename} can't be made: {error.strerror}") from None
+        yield folder, short
 
 
 @contextlib.contextmanager

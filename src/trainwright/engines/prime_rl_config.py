@@ -20,6 +20,9 @@ from trainwright.job.answer import TRAIN
 from trainwright.job.hyperparameters import Hyperparameters
 from trainwright.students.architecture import QWEN3, TARGETS
 
+COMMIT: Final = "559b447"
+"""The commit of prime-rl that all of this is for."""
+
 PACKAGE: Final = "trainwright-job"
 """Id of the verifiers package `job_package`, as taskset and as harness."""
 

@@ -35,6 +35,8 @@ PHASES = ("sampling", "environment", "learning")
 class TorchGRPO:
     """The `torch` engine: trains any `Student` in this process. The caller sets the number of torch threads."""
 
+    loads_student = False
+
     def __init__(self, config: EngineConfig | None = None) -> None:
         """Take no settings: everything is the job's. The parameter is that of every engine's factory."""
         self.fingerprint = content_hash("torch", sys.modules[__name__])

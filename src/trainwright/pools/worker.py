@@ -23,6 +23,7 @@ from trainwright.errors import InfraFault, JobFault, JobRejected, SandboxError
 from trainwright.job.hyperparameters import Hyperparameters
 from trainwright.job.job import Job
 from trainwright.pools.pool import Outcome, OutcomeClass, TrainResult, Verdict
+from trainwright.students.student import NamedStudent, Student
 from trainwright.suites.family import Task
 
 HEARTBEAT_SECONDS = 1.0
@@ -86,7 +87,7 @@ class Worker:
         environment = None
         try:
             with self.server.open(job.files, seed=seed, limits=self.limits) as environment:
-                student = _base(hyperparameters.student).fresh()
+                student = self._student(hyperparameters.student)
                 training = self.engine.train(student, environment, hyperparameters, seed, on_step)
                 weights, cpu = training.weights, dict(training.cpu_seconds)
         except JobFault as error:
@@ -102,6 +103,11 @@ class Worker:
             wall_seconds=time.monotonic() - started,
             worker=f"{os.getpid()}",
         )
+
+    def _student(self, name: str) -> Student:
+        """Return a fresh student for the engine; one that the engine loads itself must not take its memory here."""
+        student: Student = NamedStudent(name) if self.engine.loads_student else _base(name).fresh()  # type: ignore[assignment]
+        return student
 
     def generate(
         self,

@@ -34,6 +34,13 @@ class Completions:
     finished_B: torch.Tensor
 
 
+@dataclass(frozen=True)
+class NamedStudent:
+    """A student by its name alone, for engines that load the weights themselves (`Engine.loads_student`)."""
+
+    name: str
+
+
 class Student(Protocol):
     """One model instance with its tokenizer. Not shared between jobs: `fresh` gives each job its own copy."""
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import controller
-from controller import BAD, HASTY, METRICS, REASONS, REFUSED, Plan, settings, weights_of
+from controller import BAD, HASTY, METRICS, REASONS, REFUSED, SCALE, Plan, settings, weights_of
 from fake_runpod import ACCOUNT_KEY, FakePod, FakeRunpod, Fault
 
 from trainwright.pools.runpod.api import RunpodApi
@@ -32,10 +32,10 @@ from trainwright.pools.runpod.reaper import sweep
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["controller"])
 LOCK = threading.Lock()  # starting a process polls all others, and an exit code can be read only once
-GPUS = {"NVIDIA GeForce RTX 4090": 36.0, "NVIDIA L40S": 45.0}  # a cent a second and a little more
-MINUTE = 2.0
-SLACK = 10.0
-LIMIT = 90.0
+GPUS = {"NVIDIA GeForce RTX 4090": 36.0 / SCALE, "NVIDIA L40S": 45.0 / SCALE}  # a cent a second and a little more
+MINUTE = 2.0 * SCALE
+SLACK = 10.0 * SCALE
+LIMIT = 90.0 * SCALE
 MAX_GROWTH_KB = 100_000
 NO_AGENT = {"never_boots", "pull_failure", "hang", "slow_boot", "exited", "boot_loop"}
 
@@ -86,14 +86,14 @@ class Scenario:
         if draw.random() < 0.1:
             scenario.balance = draw.uniform(0.02, 0.1)
         if draw.random() < 0.2:
-            scenario.idle = 2.0
+            scenario.idle = 2.0 * SCALE
         if draw.random() < 0.1:
             scenario.impoverish(draw)
         return scenario
 
     def impoverish(self, draw: random.Random) -> None:
         """Make the scenario a poor one."""
-        self.jobs = {key: (name, f"{draw.uniform(1.5, 2.5):.2f}") for key, (name, _) in self.jobs.items()}
+        self.jobs = {key: (name, f"{SCALE * draw.uniform(1.5, 2.5):.2f}") for key, (name, _) in self.jobs.items()}
         self.faults, self.kills, self.rival, self.abandoned = [], [(10**6, False)], "", True
         self.cap, self.balance = draw.uniform(0.15, 0.3), 1e9
         self.poor = self.cap * draw.uniform(0.4, 0.8)
@@ -107,7 +107,7 @@ def fault(draw: random.Random) -> Fault:
     if where == "api":
         return Fault("api", draw.choice(API), skip=draw.randint(0, 12), times=draw.randint(1, 5))
     if where == "pod":
-        kind, after = draw.choice(POD), draw.uniform(0.05, 1.2)
+        kind, after = draw.choice(POD), draw.uniform(0.05, 1.2) * SCALE
         return Fault("pod", kind, skip=draw.randint(0, 2), times=draw.randint(1, 2), after=after)
     if where == "restart":
         return Fault("restart", "ignored")
@@ -283,10 +283,12 @@ def finish(process: Any, report: Report) -> None:
     while alive:
         time.sleep(0.02)
         with LOCK:
-            if time.monotonic() > limit:
-                report.broken.append(f"a controller did not end within {LIMIT:g} seconds")
-                process.kill()
             alive = process.is_alive()
+        if alive and time.monotonic() > limit:
+            report.broken.append(f"a controller did not end within {LIMIT:g} seconds")
+            process.kill()
+            process.join()
+            return
 
 
 def made(folder: Path) -> Path:

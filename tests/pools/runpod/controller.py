@@ -49,21 +49,29 @@ PATIENT = {
     "backoff": 0.1,
     "close": 20.0,
 }
-HASTY = PATIENT | {
-    "boot": 3.0,
-    "restart": 3.0,
-    "lease": 3.0,
-    "heartbeat": 0.3,
-    "lost": 1.0,
-    "idle": 0.4,
-    "pod": 40.0,
-    "job": 3.0,
-    "evaluation": 3.0,
-    "queue": 20.0,
-    "reaper": 0.8,
-    "settle": 0.8,
-    "request": 1.5,
-    "close": 5.0,
+SCALE = float(os.environ.get("TRAINWRIGHT_CHAOS_SCALE", "1"))
+"""How much longer everything may take where a scenario's processes must share the machine with others."""
+HASTY = {
+    name: seconds * SCALE
+    for name, seconds in (
+        PATIENT
+        | {
+            "boot": 3.0,
+            "restart": 3.0,
+            "lease": 3.0,
+            "heartbeat": 0.3,
+            "lost": 1.0,
+            "idle": 0.4,
+            "pod": 40.0,
+            "job": 3.0,
+            "evaluation": 3.0,
+            "queue": 20.0,
+            "reaper": 0.8,
+            "settle": 0.8,
+            "request": 1.5,
+            "close": 5.0,
+        }
+    ).items()
 }
 SHELL = ["/bin/sh", "-c", 'exec /bin/sh "$TRAINWRIGHT_JOB/job/environment.py"']
 GOOD = """

@@ -156,9 +156,9 @@ def test_smoke_asks_before_it_spends(fake: FakeRunpod, tmp_path: Path) -> None:
 def test_smoke_needs_the_table(fake: FakeRunpod, tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     for text, words in (
-        ("a = 1", "no table"),
-        ("= 1", "can't be read"),
-        ("[pool.runpod]\nimag = 1", "pool.runpod.imag"),
+        ("seed = 1", "has no table [pool.runpod]"),
+        ("= 1", "not valid TOML"),
+        ("[pool.runpod]\nimag = 1", "pool.runpod.imag: unknown key"),
     ):
         path.write_text(text)
         error = run("smoke", str(path), "--yes").exception

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from trainwright.pools.runpod.api import Pod
 
 app = typer.Typer(
-    help="The Runpod pods of this account. Needs RUNPOD_API_KEY; see docs/runpod.md.", no_args_is_help=True
+    help="List, reap and try out the Runpod pods of this account. Needs RUNPOD_API_KEY; see docs/runpod.md.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 FOUND, FAILED = 1, 3
@@ -62,9 +64,12 @@ def smoke(
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask; this spends money.")] = False,
 ) -> None:
     """Rent one real pod for some minutes and check every assumption that only a live run can settle."""
-    from trainwright.pools.runpod.smoke import load, smoke_test
+    from trainwright.config import load_config
+    from trainwright.pools.runpod.smoke import smoke_test
 
-    settings = load(config)
+    settings = load_config(config).pool.runpod
+    if settings is None:
+        raise ConfigError(f"{config}: has no table [pool.runpod]; see docs/runpod.md")
     if not yes:
         typer.confirm(f"This rents a pod and spends up to ${max_usd:.2f}. Go on?", abort=True)
     _run(smoke_test(settings, max_usd, report))

@@ -11,7 +11,6 @@ import asyncio
 import json
 import tempfile
 import time
-import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
@@ -19,9 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
-from pydantic import ValidationError
 
-from trainwright.errors import ConfigError
 from trainwright.pools.runpod.agent_client import AgentClient, JobStatus, Misbehaved, Refused, Unreachable
 from trainwright.pools.runpod.api import NotThere, RunpodApi, RunpodError
 from trainwright.pools.runpod.candidates import Candidates
@@ -70,20 +67,6 @@ class Smoke:
             check.held, check.seen = False, str(error) or type(error).__name__
         check.seconds = time.monotonic() - began
         print(f"{'ok  ' if check.held else 'FAIL'} {check.seconds:7.1f} s  {name}: {check.seen}", flush=True)
-
-
-def load(path: Path) -> RunpodConfig:
-    """Return the table `[pool.runpod]` of a run's TOML file; raise `ConfigError`."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))["pool"]["runpod"]
-        return RunpodConfig.model_validate(table)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: can't be read: {error}") from None
-    except (KeyError, TypeError):
-        raise ConfigError(f"{path}: has no table [pool.runpod]") from None
-    except ValidationError as error:
-        lines = [f"pool.runpod.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
-        raise ConfigError(f"{path}: " + "; ".join(lines)) from None
 
 
 async def smoke_test(config: RunpodConfig, max_usd: float, report: Path) -> int:
