@@ -129,6 +129,18 @@ def test_other_settings_are_refused_by_their_full_names(tmp_path: Path, monkeypa
         run_nothing(monkeypatch, other)
 
 
+def test_caps_may_be_raised_and_the_image_may_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def config(image: str, **money: float) -> RunConfig:
+        table = {"image": image, "job_command": ["j"], "gpus": [{"id": "g"}], "money": money}
+        return RunConfig.model_validate({"folder": tmp_path / "run", "pool": {"runpod": table}, "steps": len(money)})
+
+    run_nothing(monkeypatch, config("i"))
+    raised = config("i", max_usd_total=99)
+    assert run_nothing(monkeypatch, raised) == [raised]
+    with pytest.raises(ConfigError, match=r"other settings \(pool\.runpod\.image\)"):
+        run_nothing(monkeypatch, config("another"))
+
+
 def test_a_folder_in_use_is_refused_but_a_look_at_it_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

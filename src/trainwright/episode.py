@@ -111,7 +111,7 @@ async def _episode(
     facts |= {
         "outcome": result.outcome.kind, "reason": result.outcome.reason, "detail": result.outcome.detail,
         "rollouts": result.rollouts, "metrics": result.metrics, "cpu_seconds": result.cpu_seconds,
-        "wall_seconds": result.wall_seconds, "worker": result.worker,
+        "wall_seconds": result.wall_seconds, "worker": result.worker, "usd": facts["usd"] + result.usd,
     }  # fmt: skip
     if result.outcome.kind is not OutcomeClass.TRAINED:
         return Episode(**facts, reward=reward_of(result.outcome.kind))

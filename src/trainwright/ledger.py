@@ -226,6 +226,10 @@ class Ledger:
             for row in rows
         ]
 
+    def completions_usd(self) -> float:
+        """Return what all answers have cost, those of unfinished episodes included."""
+        return sum(float(row[0]) for row in self._rows("SELECT json_extract(completion, '$.usd') FROM attempts"))
+
     def finish(self, episode: Episode) -> None:
         """Record an episode's outcome; the first one wins, a second one is ignored."""
         values = asdict(episode)

@@ -32,8 +32,17 @@ T = TypeVar("T")
 Progress = Callable[[int, int], None]
 
 CLOCK_SECONDS = 5.0
-CHANGEABLE = {"steps", "folder", "ask_above_usd"}
-"""Settings that a resumed run may change: how far it goes, where its folder has been moved, when to ask."""
+CHANGEABLE: tuple[str, ...] = (
+    "steps",
+    "folder",
+    "ask_above_usd",
+    "pool.runpod.money",
+    "pool.runpod.times",
+    "pool.runpod.gpus",
+)
+CHANGEABLE += ("pool.runpod.clouds", "pool.runpod.data_centers", "pool.runpod.max_pods")
+"""Settings, and tables of them, that a resumed run may change: how far it goes, where its folder is, when to
+ask, and what rented pods may cost, since a cap ends a run."""
 
 
 def run(config: RunConfig, view: View) -> Path:
@@ -172,7 +181,8 @@ def _lock(file: IO[str]) -> bool:
 def _check_same_run(ledger: Ledger, config: RunConfig) -> None:
     mine, stored = _plain(config), ledger.get("config")
     if stored is not None:
-        changed = [name for name in _differences(stored, mine) if name not in CHANGEABLE]
+        changeable = tuple(f"{name}." for name in CHANGEABLE)
+        changed = [name for name in _differences(stored, mine) if not f"{name}.".startswith(changeable)]
         if changed:
             raise ConfigError(
                 f"{config.folder} holds a run with other settings ({', '.join(changed)}); "

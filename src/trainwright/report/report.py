@@ -16,6 +16,7 @@ from trainwright.loop import AFTER, BEFORE, TRAIN
 from trainwright.measure import Estimate, estimate, interval95, paired_difference
 from trainwright.pools.pool import OutcomeClass
 from trainwright.report.curve import text_curve, write_png
+from trainwright.report.money import Money
 from trainwright.report.view import View
 
 LAST_STEPS = 5
@@ -30,6 +31,8 @@ def write_report(config: RunConfig, ledger: Ledger, folder: Path, view: View) ->
     gains = [step.metrics["gain"] for step in ledger.steps()]
     view.close()
     for line in family_table(ledger):
+        view.note(line)
+    for line in Money.of(ledger).lines():
         view.note(line)
     if rewards:
         write_png(folder / "curve.png", rewards, gains, held_out_points(ledger), config.tasks.held_out)
@@ -68,9 +71,10 @@ def summarise(config: RunConfig, ledger: Ledger) -> dict[str, Any]:
         "validity": _last(steps, "validity"),
         "held_out": held_out_result(config, ledger),
         "jobs": len(trained),
-        "cpu_seconds_per_job": _mean([sum(episode.cpu_seconds.values()) for episode in trained]),
+        "cpu_seconds_per_job": _mean([sum(episode.cpu_seconds.values()) for episode in trained if episode.cpu_seconds]),
         "jobs_per_minute": 60 * len(trained) / wall if wall else None,
         "wall_seconds": wall,
+        "usd": Money.of(ledger).summary(),
         "infra_dropped": sum(episode.outcome == OutcomeClass.INFRA for episode in episodes),
         "sandbox": ledger.get("sandbox"),
         "versions": ledger.get("versions"),

@@ -11,6 +11,7 @@ from trainwright.errors import ConfigError
 from trainwright.ledger import Ledger
 from trainwright.loop import TRAIN
 from trainwright.report.curve import text_curve
+from trainwright.report.money import Money
 from trainwright.report.report import family_table, held_out_points
 from trainwright.report.view import duration
 
@@ -40,7 +41,7 @@ def print_status(folder: Path) -> None:
                 print(line)
         for step, value in held_out_points(ledger):
             print(f"held-out {config.tasks.held_out} after {step} steps: gain {value}")
-        for line in family_table(ledger):
+        for line in [*family_table(ledger), *Money.of(ledger).lines()]:
             print(line)
     finally:
         ledger.close()
