@@ -168,6 +168,9 @@ class FakeTinker:
 
     def _handle(self, http: BaseHTTPRequestHandler) -> None:
         body = http.rfile.read(int(http.headers.get("content-length") or 0))
+        if http.server is not self._server:  # a connection that was kept from before the server stopped
+            http.close_connection = True
+            return
         route = http.path.removeprefix("/api/v1/").partition("?")[0]
         with self._lock:
             self.calls.append(route)

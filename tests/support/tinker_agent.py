@@ -15,6 +15,8 @@ from trainwright.agent.tinker_settings import TinkerSettings
 from trainwright.messages import Message
 
 PATIENT = {"start": 60.0, "sample": 60.0, "train": 60.0, "save": 60.0, "close": 30.0, "patience": 120.0, "pause": 0.05}
+LOOP = asyncio.Runner()
+"""A policy lives on one event loop."""
 END = 1
 GOOD = 40
 """A token that is worth a reward."""
@@ -50,15 +52,15 @@ def make_policy(fake: FakeTinker, deadlines: dict[str, float] | None = None, **c
 
 
 def sample(policy: TinkerPolicy, seed: int = 1, each: int = 4) -> list[Completion]:
-    return asyncio.run(policy.sample([brief for brief in BRIEFS for _ in range(each)], seed))
+    return LOOP.run(policy.sample([brief for brief in BRIEFS for _ in range(each)], seed))
 
 
 def update(policy: TinkerPolicy, examples: Sequence[Example]) -> dict[str, float]:
-    return asyncio.run(policy.update(examples))
+    return LOOP.run(policy.update(examples))
 
 
 def close(policy: TinkerPolicy) -> None:
-    asyncio.run(policy.close())
+    LOOP.run(policy.close())
 
 
 def rated(answers: Sequence[Completion]) -> list[Example]:

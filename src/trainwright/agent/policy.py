@@ -27,6 +27,8 @@ class Completion:
     logprobs: list[float] = field(default_factory=list)
     finished: bool = True
     usd: float = 0.0
+    weights: int | None = None
+    """Optimizer steps behind the weights that wrote it, from a policy that counts them."""
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ class TinkerPolicy:
             if room < SHORTEST_ANSWER:
                 log.warning("a prompt of %d tokens leaves no room for an answer in %s", len(prompt), self.name)
                 return [Completion("", finished=False)] * count
+            weights = connection.weights
             response = await connection.sample(
                 prompt, count=count, max_tokens=min(self.max_tokens, room), seed=seed, stop=self.renderer.stop
             )
@@ -131,6 +132,7 @@ class TinkerPolicy:
                     logprobs=sequence.logprobs or [],
                     finished=sequence.stop_reason == "stop",
                     usd=spent.dollars(self.price) / count,
+                    weights=weights,
                 )
                 for sequence in response.sequences
             ]
@@ -159,7 +161,7 @@ class TinkerPolicy:
             chosen = examples[part :: settings.num_substeps]  # a share of every group
             output = await connection.forward_backward(policy_datums(chosen, settings), settings.loss)
             try:
-                passed = read_pass(chosen, output).metrics(settings)
+                passed = read_pass(chosen, output, self.state.steps).metrics(settings)
             except ValueError as error:
                 raise skew("the policy update", str(error)) from None
             if part == 0:  # later parts differ from the sampler by the steps between
@@ -172,14 +174,14 @@ class TinkerPolicy:
         path = await connection.save(f"step-{steps:05d}", ttl)
         self.state = replace(self.state, path=path, expires=None if ttl is None else time.time() + ttl, steps=steps)
         try:
-            await connection.refresh()
+            await connection.refresh(steps)
         except Trouble as trouble:  # the step is taken; the next connection starts from its state
             log.warning("%s; connecting anew", trouble)
             self._leave(connection)
         return metrics
 
     def _check_mismatch(self, metrics: dict[str, float]) -> None:
-        mismatch = metrics["logprob_mismatch"]
+        mismatch = metrics.get("logprob_mismatch", 0.0)
         told = f"the sampler's and the trainer's log-probabilities differ by {mismatch:.4f} on average"
         if mismatch > self.settings.mismatch_limit:
             raise TrainwrightError(

@@ -49,6 +49,8 @@ class Connection:
         self.hearing.latest = ""
         self.training: tinker.TrainingClient
         self.sampler: tinker.SamplingClient
+        self.weights = 0
+        """Optimizer steps behind the sampler's weights."""
         self.context: int | None = None
         """Tokens of prompt and answer that the model holds, where the server says so."""
 
@@ -62,7 +64,7 @@ class Connection:
         connection = cls(settings, tinker.ServiceClient(base_url=settings.base_url or None, api_key=key_for(settings)))
         try:
             await connection._train_from(saved, seed)
-            await connection.refresh()
+            await connection.refresh(saved.steps if saved is not None else 0)
         except BaseException:
             connection.abandon()
             raise
@@ -171,10 +173,14 @@ class Connection:
                 return path
             raise
 
-    async def refresh(self) -> None:
-        """Let the sampler have the training client's weights. Its snapshot is ephemeral, not a checkpoint."""
+    async def refresh(self, weights: int) -> None:
+        """Let the sampler have the training client's weights, which are so many optimizer steps old.
+
+        What it samples from is an ephemeral snapshot, not a checkpoint.
+        """
         make = self.training.save_weights_and_get_sampling_client
-        self.sampler = await self._within(self.settings.deadlines.start, "refreshing the sampler", make)
+        sampler = await self._within(self.settings.deadlines.start, "refreshing the sampler", make)
+        self.sampler, self.weights = sampler, weights
 
     async def has(self, path: str) -> bool:
         """Return whether the server has a state; False too when it does not say."""

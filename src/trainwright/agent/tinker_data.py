@@ -64,13 +64,15 @@ class Pass:
     sampler: Floats
     """Log-probabilities by the sampler, when the answer was written."""
     advantages: Floats
+    fresh: npt.NDArray[np.bool_]
+    """Whether the sampler had the weights that the trainer has."""
 
     def metrics(self, settings: TinkerSettings) -> dict[str, float]:
         """Return loss, entropy and divergence, each a mean over tokens, and the mismatch of sampler and trainer.
 
         `entropy` is the mean of -log p of what was sampled. `logprob_mismatch` is the mean and `logprob_mismatch_max`
-        the maximum of the absolute difference: with answers of the current policy it is numerical, and with older ones
-        (`max_off_policy_steps`) it contains what the policy has learnt since.
+        the maximum of the absolute difference, over answers that the current weights wrote: where older weights did,
+        the difference is what the policy has learnt since. Without such answers there is no mismatch to measure.
         """
         difference = self.trainer - self.sampler
         ratio = np.exp(difference)
@@ -81,18 +83,21 @@ class Pass:
             objective = clipped * self.trainer * self.advantages
         else:
             objective = ratio * self.advantages
-        return {
+        metrics = {
             "loss": float(-objective.mean()),
             "entropy": float(-self.trainer.mean()),
             "kl": float(-difference.mean()),
             "clip_share": float((ratio != clipped).mean()),
-            "logprob_mismatch": float(np.abs(difference).mean()),
-            "logprob_mismatch_max": float(np.abs(difference).max()),
+            "stale_share": float((~self.fresh).mean()),
         }
+        if self.fresh.any():
+            apart = np.abs(difference[self.fresh])
+            metrics |= {"logprob_mismatch": float(apart.mean()), "logprob_mismatch_max": float(apart.max())}
+        return metrics
 
 
-def read_pass(examples: Sequence[Example], output: types.ForwardBackwardOutput) -> Pass:
-    """Return the log-probabilities in a pass over `policy_datums(examples)`.
+def read_pass(examples: Sequence[Example], output: types.ForwardBackwardOutput, weights: int) -> Pass:
+    """Return the log-probabilities in a pass over `policy_datums(examples)`, of weights so many optimizer steps old.
 
     Raises `ValueError` when the server's answer does not fit the examples or is not finite.
     """
@@ -105,10 +110,12 @@ def read_pass(examples: Sequence[Example], output: types.ForwardBackwardOutput) 
         if len(row) != expected:
             raise ValueError(f"{len(row)} log-probabilities for {expected} positions")
         trainer.append(row[len(example.completion.prompt_tokens) - 1 :])
+    lengths = [len(example.completion.tokens) for example in examples]
     found = Pass(
         np.concatenate(trainer),
         np.concatenate([np.asarray(example.completion.logprobs, np.float64) for example in examples]),
-        np.concatenate([np.full(len(example.completion.tokens), example.advantage) for example in examples]),
+        np.repeat([example.advantage for example in examples], lengths),
+        np.repeat([example.completion.weights == weights for example in examples], lengths),
     )
     if not np.isfinite(found.trainer).all():
         raise ValueError("log-probabilities that are not finite")
