@@ -6,9 +6,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 # Many tests train on the base students; built once, before any of their time limits runs.
+SKYRL := .venv-skyrl
 STUDENTS := $(BIN)/python -m trainwright.students.registry
 
-.PHONY: demo test test-slow lint bench lock clean help
+.PHONY: demo test test-slow test-tinker lint bench lock clean help
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -27,6 +28,10 @@ test-slow: $(INSTALLED_DEV) ## The tests that take minutes each
 	$(STUDENTS)
 	$(BIN)/python -m pytest -m slow
 
+test-tinker: $(INSTALLED_DEV) $(SKYRL)/.installed ## The agent on Tinker against SkyRL's server, in an environment of its own (2.3 GB)
+	$(STUDENTS)
+	TRAINWRIGHT_SKYRL=$(CURDIR)/$(SKYRL)/bin/python $(BIN)/python -m pytest -m tinker -s
+
 bench: $(INSTALLED_DEV) ## CPU seconds of one job, and engine against engine with TRL
 	$(BIN)/python benchmarks/job.py
 
@@ -34,7 +39,7 @@ lock: ## Pin again what pyproject.toml asks for (a scratch environment, a few mi
 	sh scripts/lock.sh $(PYTHON)
 
 clean: ## Remove the environment and caches of tools; runs and the user's cache folder stay
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SKYRL) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -45,6 +50,11 @@ $(VENV)/.python:
 $(INSTALLED): $(VENV)/.python pyproject.toml requirements.lock
 	$(PIP) install --quiet -r requirements.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(SKYRL)/.installed: tests/skyrl/skyrl-requirements.txt
+	$(PYTHON) -m venv $(SKYRL)
+	$(SKYRL)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --ignore-requires-python -r $<
 	touch $@
 
 $(INSTALLED_DEV): $(INSTALLED) requirements-dev.lock

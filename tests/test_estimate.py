@@ -46,15 +46,15 @@ def test_further_attempts_read_what_came_before() -> None:
     one, two = estimate_run(configured()), estimate_run(configured(agent={"max_attempts": 2}))
     brief = one.most.prefill / 36
     assert two.most.sample == 2 * one.most.sample
-    assert two.most.prefill - one.most.prefill == pytest.approx(96 * (brief + 400 + VERDICT_TOKENS), rel=1e-6)
+    assert two.most.prefill - one.most.prefill == pytest.approx(96 * (brief + 400 + VERDICT_TOKENS), abs=2)
     assert two.expected.sample == pytest.approx(1.5 * one.expected.sample, rel=1e-6)
     assert one.expected.sample < one.most.sample
 
 
 def test_pods_are_hours_times_price_up_to_their_cap() -> None:
     runpod = {
-        "image": "i", "job_command": ["j"], "gpus": [{"id": "g", "max_usd_per_hour": 0.5}], "money": {"max_usd_total": 40},
-        "times": {"job": 1800},
+        "image": "i", "job_command": ["j"], "gpus": [{"id": "g", "max_usd_per_hour": 0.5}],
+        "money": {"max_usd_total": 40}, "times": {"job": 1800},
     }  # fmt: skip
     found = estimate_run(configured(pool={"backend": "runpod", "runpod": runpod}))
     jobs = 96 + found.reference_jobs

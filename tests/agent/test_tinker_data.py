@@ -1,4 +1,4 @@
-"""Examples as a server's data: aligned by position, the same gradient on both kinds of servers, metrics by their formula."""
+"""Examples as a server's data: aligned by position, one gradient on both kinds of servers, metrics by their formula."""
 
 from __future__ import annotations
 
@@ -105,5 +105,5 @@ def test_the_loss_is_the_formula_of_its_name(loss: str, expected: float) -> None
 @pytest.mark.parametrize("rows", [[], [[0.1, 0.2]], [[float("nan")]]])
 def test_an_answer_that_does_not_fit_is_refused(rows: list[list[float]]) -> None:
     batch = [Example(Completion("", [7], [8], [-1.0]), 1.0)]
-    with pytest.raises(ValueError, match="outputs for|log-probabilities"):
+    with pytest.raises(ValueError, match=r"outputs for|log-probabilities"):
         read_pass(batch, output(rows), weights=0)
