@@ -1,12 +1,12 @@
-# Two commands do all set-up: `make demo` and `make test`. Everything lives in .venv; nothing else is touched.
+# Two commands do all set-up: `make demo` and `make test`. Everything lives in .venv (and .venv-skyrl for `make test-tinker`).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
-# Many tests train on the base students; built once, before any of their time limits runs.
 SKYRL := .venv-skyrl
+# Many tests train on the base students; built once, before any of their time limits runs.
 STUDENTS := $(BIN)/python -m trainwright.students.registry
 
 .PHONY: demo test test-slow test-tinker lint bench lock clean help
