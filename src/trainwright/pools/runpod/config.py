@@ -18,6 +18,9 @@ BASE_URL = "https://api.runpod.io/v2"
 PROXY_TEMPLATE = "https://{pod_id}-{port}.proxy.runpod.net"
 
 
+JOB_COMMAND = ["/opt/trainwright/venv/bin/python", "-P", "-m", "trainwright.pools.runpod.run_job"]
+
+
 class Gpu(Section):
     """A GPU type that may be rented."""
 
@@ -84,7 +87,7 @@ class RunpodConfig(Section):
 
     image: str = Field(min_length=1)
     """The image of `docker/`, by digest."""
-    job_command: list[str] = Field(min_length=1)
+    job_command: list[str] = Field(default=JOB_COMMAND, min_length=1)
     """What runs a job in the image: it reads `$TRAINWRIGHT_JOB` and writes `$TRAINWRIGHT_OUT` (see docs/runpod.md)."""
     job_env: dict[str, str] = {}
     """Environment of that command; everything else is scrubbed."""
