@@ -14,6 +14,7 @@ from trainwright.suites.family import Task, family_named
 
 FAMILY = family_named("sort")
 TASK: Task = FAMILY.draw(3)
+OWN = ("import random\n", "import random\n# not the reference job\n")
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstantPool:
         return {}
 
     monkeypatch.setenv("TRAINWRIGHT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("trainwright.pools.local.LocalPool", lambda *_, **__: pool)
+    monkeypatch.setattr("trainwright.backends.make_pool", lambda _: pool)
     monkeypatch.setattr("trainwright.run.prepare_students", built)
     return pool
 
@@ -51,7 +52,7 @@ def test_a_trained_job_has_scores_and_weights(
     pool: InstantPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "new" / "weights"
-    assert call(monkeypatch, "train", written(tmp_path), "--items", 200, "--out", out) == 0
+    assert call(monkeypatch, "train", written(tmp_path, OWN), "--items", 200, "--out", out) == 0
     shown = capsys.readouterr().out
     for part in (TASK.brief, "gate: accepted", "student nano-64: 0.", "uplift 0.", "gain +", "960 rollouts"):
         assert part in shown

@@ -31,6 +31,11 @@ TaskName = Annotated[
     str, typer.Option("--task", metavar="FAMILY[:SEED]", help="The task: a family, and the seed that draws it (0).")
 ]
 
+Settings = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Take students, engine, pool and measuring from a run's TOML file."),
+]
+
 
 @app.callback(invoke_without_command=True)
 def _options(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
@@ -92,11 +97,11 @@ def estimate(
 
 
 @app.command(epilog="Example: trainwright gate runs/nano/best-job --task reverse")
-def gate(job: JobFolder, task: TaskName, unsafe_no_sandbox: Unsafe = False) -> None:
+def gate(job: JobFolder, task: TaskName, config: Settings = None, unsafe_no_sandbox: Unsafe = False) -> None:
     """Check a job as a run would, without training; exit code 1 when it is refused."""
-    from trainwright.single import gate_job, read_job
+    from trainwright.single import gate_job, read_job, settings_of
 
-    verdict = gate_job(read_job(job), task, unsafe_no_sandbox)
+    verdict = gate_job(read_job(job), task, unsafe_no_sandbox, settings_of(config))
     print(verdict)
     if not verdict.accepted:
         raise typer.Exit(1)
@@ -109,12 +114,13 @@ def train(
     seed: Annotated[int, typer.Option(help="The training seed.", min=0)] = 0,
     items: Annotated[int, typer.Option(help="Hidden items to score before and after.", min=8)] = 800,
     out: Annotated[Path | None, typer.Option(help="Write the trained weights (safetensors) to this file.")] = None,
+    config: Settings = None,
     unsafe_no_sandbox: Unsafe = False,
 ) -> None:
     """Train one job and score the student before and after; exit code 1 when the job fails."""
-    from trainwright.single import read_job, train_job
+    from trainwright.single import read_job, settings_of, train_job
 
-    if not train_job(read_job(job), task, seed, items, out, unsafe_no_sandbox):
+    if not train_job(read_job(job), task, seed, items, out, unsafe_no_sandbox, settings_of(config)):
         raise typer.Exit(1)
 
 
@@ -124,12 +130,13 @@ def families(
     reference: Annotated[
         str, typer.Option(metavar="FAMILY[:SEED]", help="Print this task's reference job instead.")
     ] = "",
+    config: Settings = None,
 ) -> None:
     """List the installed task families with a drawn example, or print a family's reference job."""
-    from trainwright.single import list_families, print_reference
+    from trainwright.single import list_families, print_reference, settings_of
 
     if reference:
-        print_reference(reference)
+        print_reference(reference, settings_of(config))
     else:
         list_families(suite)
 

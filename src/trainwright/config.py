@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -22,6 +22,8 @@ class TasksConfig(Section):
     """The suite of task families."""
     held_out: str = "shift"
     """The family that is never trained on and probes generalisation; empty for none."""
+    students: dict[str, Annotated[int, Field(ge=8, le=10_000_000)]] = {}
+    """Students to offer in place of the suite's own, each with the rollouts that a job may spend on it."""
 
 
 class AgentConfig(Section):
@@ -81,6 +83,8 @@ class PoolConfig(Section):
     """Settings of the pool `runpod`, which needs them. The other settings here are then those of the gate's workers."""
     workers: int = Field(0, ge=0, le=256)
     """Worker processes; 0 means one a core."""
+    threads: int = Field(1, ge=1, le=256)
+    """Torch threads a worker: one for nano students, more for pretrained ones on a CPU, with fewer workers."""
     job_seconds: float = Field(120.0, gt=0)
     """Wall-clock limit of one job; a job over it is a job fault."""
     retries: int = Field(2, ge=0)

@@ -16,7 +16,8 @@ from trainwright.config import RunConfig
 from trainwright.errors import ConfigError
 from trainwright.ledger import Ledger
 from trainwright.seeds import derive_seed
-from trainwright.suites.family import Task, family_named, suite_families
+from trainwright.suites.family import Task
+from trainwright.suites.offers import run_families, run_family
 
 CHARACTERS_A_TOKEN = 3.5
 """Briefs and jobs are English and code; no tokenizer is loaded for an estimate."""
@@ -109,7 +110,7 @@ def estimate_run(config: RunConfig) -> Estimate:
 
 def _tasks(config: RunConfig) -> list[Task]:
     seeds = [derive_seed(config.seed, "estimate", number) for number in range(DRAWS)]
-    return [family.draw(seed) for family in suite_families(config.tasks.suite) for seed in seeds]
+    return [family.draw(seed) for family in run_families(config.tasks) for seed in seeds]
 
 
 def _price(config: RunConfig) -> tuple[Price | None, list[str]]:
@@ -130,7 +131,7 @@ def _lengths(config: RunConfig, tasks: list[Task]) -> tuple[float, float]:
     """Return the mean length of a brief and of a reference job's answer, in tokens."""
     style = config.agent.tinker.brief if config.agent.tinker is not None else "full"
     briefs = [sum(len(message["content"]) for message in brief_for(task, style)) for task in tasks]
-    jobs = [family_named(task.family).reference_job(task, task.offers[0].student) for task in tasks]
+    jobs = [run_family(config.tasks, task.family).reference_job(task, task.offers[0].student) for task in tasks]
     return fmean(briefs) / CHARACTERS_A_TOKEN, fmean(len(job.render()) for job in jobs) / CHARACTERS_A_TOKEN
 
 

@@ -24,7 +24,8 @@ from trainwright.pools.pool import OutcomeClass
 from trainwright.report.view import View
 from trainwright.reward import VALIDITY_START, VALIDITY_WINDOW, advantages, next_validity_weight
 from trainwright.seeds import derive_seed
-from trainwright.suites.family import Family, family_named, suite_families
+from trainwright.suites.family import Family
+from trainwright.suites.offers import run_families, run_family
 
 TRAIN, BEFORE, BETWEEN, AFTER = "train", "probe-before", "probe", "probe-after"
 
@@ -70,7 +71,7 @@ async def probe(services: Services, view: View, arm: str, step: int, episodes: i
     config = services.config
     if not config.tasks.held_out or not episodes:
         return
-    family = family_named(config.tasks.held_out)
+    family = run_family(config.tasks, config.tasks.held_out)
     seeds = [derive_seed(config.seed, "probe-task", number) for number in range(episodes)]
     groups = [
         make_group(config, f"{arm}-{step:04d}-{number:03d}", arm, step, number, family, seed, services.policy.brief)
@@ -84,7 +85,7 @@ async def probe(services: Services, view: View, arm: str, step: int, episodes: i
 def training_group(services: Services, step: int, number: int) -> Group:
     """Return group `number` of a step: the training families take turns, the task is drawn anew."""
     config, brief = services.config, services.policy.brief
-    families = [family for family in suite_families(config.tasks.suite) if family.name != config.tasks.held_out]
+    families = [family for family in run_families(config.tasks) if family.name != config.tasks.held_out]
     family = families[(step * config.groups + number) % len(families)]
     task_seed = derive_seed(config.seed, "task", step, number)
     return make_group(config, f"{TRAIN}-{step:04d}-{number}", TRAIN, step, number, family, task_seed, brief)

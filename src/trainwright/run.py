@@ -12,7 +12,7 @@ import json
 import platform
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from importlib.metadata import version
@@ -22,7 +22,7 @@ from typing import IO, Any, TypeVar
 import tomli_w
 
 from trainwright.cache import write_atomically
-from trainwright.config import RunConfig
+from trainwright.config import RunConfig, TasksConfig
 from trainwright.episode import Services
 from trainwright.errors import ConfigError
 from trainwright.ledger import Ledger
@@ -78,7 +78,7 @@ async def _train(config: RunConfig, ledger: Ledger, folder: Path, view: View) ->
     from trainwright.reference import References
 
     async with _clock(ledger):
-        ledger.set("students", await prepare_students(config.tasks.suite, view))
+        ledger.set("students", await prepare_students(students_of(config.tasks), view))
         building = view.progress("warm-starting the agent")
         policy = await in_thread(lambda report: make_policy(config, report), building)
         pool = make_pool(config)
@@ -115,19 +115,25 @@ async def _clock(ledger: Ledger) -> AsyncIterator[None]:
         write()
 
 
-async def prepare_students(suite: str, view: View) -> dict[str, str]:
-    """Build the base students of a suite that are not in the cache yet, side by side; return each one's hash."""
-    from trainwright.students.registry import base_student, student_key
-    from trainwright.suites.family import suite_families
+def students_of(tasks: TasksConfig) -> list[str]:
+    """Return the names of the students that a run's tasks offer."""
+    from trainwright.suites.offers import run_families
+
+    return sorted({offer.student for family in run_families(tasks) for offer in family.draw(0).offers})
+
+
+async def prepare_students(names: Iterable[str], view: View) -> dict[str, str]:
+    """Build or fetch the base students that are not in the cache yet, side by side; return each one's hash."""
+    from trainwright.students.registry import prepare_student, student_key
 
     def build(name: str, report: Progress) -> None:
         import torch
 
         torch.set_num_threads(1)
-        base_student(name, report)
+        prepare_student(name, report)
 
-    names = sorted({offer.student for family in suite_families(suite) for offer in family.draw(0).offers})
-    builds = (in_thread(partial(build, name), view.progress(f"building the base student {name}")) for name in names)
+    names = sorted(names)
+    builds = (in_thread(partial(build, name), view.progress(f"preparing the base student {name}")) for name in names)
     await asyncio.gather(*builds)
     return {name: student_key(name) for name in names}
 

@@ -26,7 +26,7 @@ from trainwright.environment.environment import Environment
 from trainwright.errors import JobFault
 from trainwright.job.hyperparameters import Hyperparameters
 from trainwright.seeds import derive_seed
-from trainwright.students.student import Student, UnreadablePrompt
+from trainwright.students.student import Student, UnreadablePrompt, parts_of
 
 CLIP = 0.2  # half-width of the interval of the importance ratio
 PHASES = ("sampling", "environment", "learning")
@@ -84,21 +84,25 @@ class TorchGRPO:
                 learned = spread_B.nonzero()[:, 0]  # the gradient of the others is exactly zero
                 tokens = completions.mask_BT.sum()
                 if len(learned):
-                    logprobs_BT, _ = student.logprobs(
-                        [prompts[i] for i in learned.tolist()],
-                        completions.tokens_BT[learned],
-                        temperature=hp.temperature,
-                    )
-                    loss_sum, clipped_sum = clipped_objective(
-                        logprobs_BT,
-                        completions.logprobs_BT[learned],
-                        advantages_B[learned],
-                        completions.mask_BT[learned],
-                    )
                     optimizer.zero_grad()
-                    torch.autograd.backward(loss_sum / tokens)
+                    learned_prompts = [prompts[i] for i in learned.tolist()]
+                    for part in parts_of(student, learned_prompts, completions.tokens_BT[learned]):
+                        rows_of_part = learned[part.start : part.stop]
+                        logprobs_BT, _ = student.logprobs(
+                            learned_prompts[part.start : part.stop],
+                            completions.tokens_BT[rows_of_part],
+                            temperature=hp.temperature,
+                        )
+                        loss_sum, clipped_sum = clipped_objective(
+                            logprobs_BT,
+                            completions.logprobs_BT[rows_of_part],
+                            advantages_B[rows_of_part],
+                            completions.mask_BT[rows_of_part],
+                        )
+                        torch.autograd.backward(loss_sum / tokens)
+                        loss += float(loss_sum.detach() / tokens)
+                        clipped += float(clipped_sum / tokens)
                     grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, hp.max_grad_norm))
-                    loss, clipped = float(loss_sum.detach() / tokens), float(clipped_sum / tokens)
                     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
                         raise JobFault("non_finite", f"step {step + 1}: loss {loss}, gradient norm {grad_norm}")
                     optimizer.param_groups[0]["lr"] = rate

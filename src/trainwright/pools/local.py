@@ -1,4 +1,4 @@
-"""The local pool: warm worker processes on this machine, one torch thread each.
+"""The local pool: warm worker processes on this machine.
 
 Three endings are told apart. A job whose own process dies, hangs or misbehaves is a `JOB_FAULT`: the worker survives
 and says so. A job that takes longer than its wall-clock limit while its worker beats is a `JOB_FAULT` (`timeout`). A
@@ -180,6 +180,7 @@ def local_pool(config: RunConfig) -> LocalPool:
         retries=config.pool.retries,
         unsafe_no_sandbox=config.pool.unsafe_no_sandbox,
         engine=config.engine,
+        threads=config.pool.threads,
     )
 
 
@@ -194,6 +195,7 @@ class LocalPool:
         retries: int = 2,
         unsafe_no_sandbox: bool = False,
         engine: EngineConfig | None = None,
+        threads: int = 1,
         patience: Patience | None = None,
     ) -> None:
         engine = engine or EngineConfig()
@@ -201,7 +203,7 @@ class LocalPool:
         self.job_seconds = job_seconds
         self.retries = retries
         self.patience = patience or Patience()
-        settings = Settings(unsafe_no_sandbox, job_seconds, engine)
+        settings = Settings(unsafe_no_sandbox, job_seconds, engine, threads)
         self.workers = [WorkerProcess(settings, self.patience) for _ in range(workers or os.cpu_count() or 1)]
         self._closed = False
         self._threads = ThreadPoolExecutor(len(self.workers), "trainwright-worker")

@@ -1,4 +1,4 @@
-"""One worker process of the local pool: trusted, one torch thread, warm students and a warm environment server.
+"""One worker process of the local pool: trusted, with warm students and a warm environment server.
 
 It answers `gate`, `train` and `generate` requests one at a time over a socket that its parent made. The job's code
 never runs here: it runs in the environment server, which this process starts and talks to.
@@ -32,11 +32,13 @@ GENERATE_BATCH = 256
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker is told at its start: the sandbox level asked for, the wall-clock limit of one job, the engine."""
+    """What a worker is told at its start: the sandbox level asked for, the wall-clock limit of one job, the engine,
+    and its torch threads."""
 
     unsafe_no_sandbox: bool
     job_seconds: float
     engine: EngineConfig
+    threads: int = 1
 
 
 class Worker:
@@ -152,7 +154,7 @@ def serve(connection: Connection, settings: Settings) -> None:
     """Answer requests until the other side hangs up; send a heartbeat meanwhile, from the first moment on."""
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(settings.threads)
     sending = threading.Lock()
 
     def send(message: tuple[str, Any]) -> None:

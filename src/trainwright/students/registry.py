@@ -12,24 +12,49 @@ if TYPE_CHECKING:
 
 
 def base_student(name: str, progress: Callable[[int, int], None] | None = None) -> Student:
-    """Return the base student of a name, built on first use (`progress` gets steps done and in all).
+    """Return the base student of a name; nano ones are built on first use (`progress` gets steps done and in all).
 
-    Raises `ConfigError` for an unknown name.
+    A pretrained one reads its weights when they are first needed. Raises `ConfigError` for a name that is unknown or
+    can't be had here.
     """
-    from trainwright.students import nano, nano_base
+    from trainwright.students import huggingface_hub, nano, nano_base
 
     if name in nano.CONFIGS:
         return nano_base.nano_base(name, progress)
-    raise ConfigError(f"unknown student {name!r}; known: {', '.join(nano.CONFIGS)}")
+    if huggingface_hub.is_pretrained(name):
+        from trainwright.students.huggingface import HuggingFaceStudent
+
+        folder = huggingface_hub.folder_of(name, progress)
+        return HuggingFaceStudent(name, folder, lambda: huggingface_hub.folder_of(name, weights=True))
+    raise ConfigError(_unknown(name))
+
+
+def prepare_student(name: str, progress: Callable[[int, int], None] | None = None) -> None:
+    """Build, convert or download the weights of a base student where this machine lacks them; see `base_student`."""
+    from trainwright.students import huggingface_hub
+
+    if huggingface_hub.is_pretrained(name):
+        huggingface_hub.folder_of(name, progress, weights=True)
+    else:
+        base_student(name, progress)
 
 
 def student_key(name: str) -> str:
     """Return the content hash of a base student, under which scores on it are cached."""
-    from trainwright.students import nano, nano_base
+    from trainwright.students import huggingface_hub, nano, nano_base
 
     if name in nano.CONFIGS:
         return nano_base.base_key(name)
-    raise ConfigError(f"unknown student {name!r}; known: {', '.join(nano.CONFIGS)}")
+    if huggingface_hub.is_pretrained(name):
+        return huggingface_hub.pretrained_key(name)
+    raise ConfigError(_unknown(name))
+
+
+def _unknown(name: str) -> str:
+    from trainwright.students import huggingface_hub, nano
+
+    known = ", ".join([*nano.CONFIGS, *huggingface_hub.NAMES])
+    return f"unknown student {name!r}; known: {known}, and hf:FOLDER or hf:OWNER/NAME for any other model"
 
 
 def build_all() -> None:

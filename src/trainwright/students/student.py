@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from trainwright.messages import Message
 
@@ -88,3 +88,17 @@ class Student(Protocol):
     def load(self, data: bytes) -> None:
         """Load what `save` returned into a fresh copy; raise `ValueError` when it does not fit."""
         ...
+
+
+@runtime_checkable
+class LargeStudent(Protocol):
+    """A student for whom the backward pass of a whole batch may be too much for the memory."""
+
+    def parts(self, prompts: Sequence[Sequence[int]], tokens_BT: torch.Tensor) -> list[range]:
+        """Return the batch in consecutive ranges, each small enough for one backward pass through `logprobs`."""
+        ...
+
+
+def parts_of(student: Student, prompts: Sequence[Sequence[int]], tokens_BT: torch.Tensor) -> list[range]:
+    """Return the ranges of a batch whose gradients are to be accumulated: one, unless the student says otherwise."""
+    return student.parts(prompts, tokens_BT) if isinstance(student, LargeStudent) else [range(len(prompts))]

@@ -29,7 +29,7 @@ Parameters = Mapping[str, Parameter]
 OFFERS = (Offer("qwen3-0.6b", 12_800), Offer("qwen3-1.7b", 6_400))
 """100 and 50 steps of 128 rollouts: the larger student costs about twice as much a rollout."""
 
-LEARNING_RATE = {"qwen3-0.6b": 1e-4, "qwen3-1.7b": 5e-5}
+LEARNING_RATE = {"qwen3-0.6b": 1e-4, "qwen3-1.7b": 5e-5, "smollm2-135m-instruct": 3e-4}
 BATCH_SIZE, GROUP_SIZE, LORA_RANK, LORA_ALPHA = 128, 16, 16, 32.0
 
 HIDDEN_PACKAGE = "trainwright_hidden"
@@ -154,7 +154,7 @@ class QwenFamily(Generic[World]):
         """Return the family's reference environment with LoRA settings that use the student's whole budget."""
         train = {
             "student": student,
-            "learning_rate": LEARNING_RATE[student],
+            "learning_rate": LEARNING_RATE.get(student, 1e-4),
             "max_steps": task.offer(student).rollout_budget // BATCH_SIZE,
             "batch_size": BATCH_SIZE,
             "group_size": GROUP_SIZE,
