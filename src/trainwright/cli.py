@@ -149,6 +149,31 @@ def status(folder: Annotated[Path, typer.Argument(metavar="RUN", help="The run's
     print_status(folder)
 
 
+@app.command(epilog="Example: trainwright serve smollm2-135m-instruct --adapter trained.safetensors --port 8000")
+def serve(
+    student: Annotated[str, typer.Argument(metavar="STUDENT", help="nano-64, qwen3-0.6b, hf:FOLDER, ...")],
+    adapter: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Trained weights, served as the model STUDENT:adapter.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen at; there is no authentication.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
+) -> None:
+    """Serve a student to OpenAI-compatible clients: chat completions, completions, models."""
+    from trainwright.serve import serve_forever
+
+    serve_forever(student, adapter.read_bytes() if adapter is not None else None, host, port)
+
+
+@app.command(epilog="Example: trainwright doctor --json")
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a page.")] = False,
+) -> None:
+    """Say what this machine can run: torch, GPU, memory, sandbox, extras, prime-rl, and which tier fits."""
+    from trainwright.doctor import print_examination
+
+    print_examination(as_json)
+
+
 def main() -> None:
     """Run the command line; a user's mistake is one message on standard error and exit code 2."""
     try:

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
+from typing import Protocol
 
-from trainwright.pools.pool import Pool
 from trainwright.suites.family import Family, Item, Task
 
 TEMPERATURE = 1.0
@@ -79,12 +79,29 @@ def episodes_needed(effect: float, deviation: float, power: float = 0.8) -> int:
     return math.ceil(((normal.inv_cdf(0.975) + normal.inv_cdf(power)) * deviation / effect) ** 2)
 
 
+class Generates(Protocol):
+    """What replies come from: a pool, or a server (`endpoint.Endpoint`)."""
+
+    async def generate(
+        self,
+        student: str,
+        weights: bytes | None,
+        prompts: Sequence[str],
+        *,
+        seed: int,
+        max_tokens: int,
+        temperature: float = 1.0,
+    ) -> list[str]:
+        """See `Pool.generate`."""
+        ...
+
+
 async def score_student(
-    pool: Pool, family: Family, task: Task, student: str, weights: bytes | None, items: Sequence[Item], seed: int
+    pool: Generates, family: Family, task: Task, student: str, weights: bytes | None, items: Sequence[Item], seed: int
 ) -> list[float]:
     """Return the score of each hidden item, for the base student (no weights) or a trained one.
 
-    Prompts go to the pool's trusted side; answers and grading stay here. Raises `InfraFault`.
+    Prompts go to the pool's trusted side or to a server; answers and grading stay here. Raises `InfraFault`.
     """
     replies = await pool.generate(
         student,

@@ -114,6 +114,11 @@ class HuggingFaceStudent:
             raise UnreadablePrompt(f"the prompt has {len(tokens)} tokens; {self.name} reads at most {limit}")
         return tokens
 
+    def encode_text(self, text: str) -> list[int]:
+        """Return the tokens of a text as it is, without the chat template."""
+        tokens: list[int] = self.tokenizer(text).input_ids
+        return tokens
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text before the first end token."""
         length = next((place for place, token in enumerate(tokens) if token in self._ends), len(tokens))
@@ -360,7 +365,7 @@ class HuggingFaceStudent:
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
             logits_to_keep=keep,
         ).logits
