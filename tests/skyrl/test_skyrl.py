@@ -30,7 +30,7 @@ from trainwright.ledger import Ledger
 
 pytestmark = pytest.mark.tinker
 
-BASE_STEPS, SUPERVISED_STEPS, STEPS = 200, 40, 14
+BASE_STEPS, SUPERVISED_STEPS, STEPS = 90, 40, 14
 KILL_RUN_AFTER, KILL_SERVER_AFTER = 3, 6
 RANK = 32
 TOML = """\
@@ -131,9 +131,9 @@ def test_warm_start_grpo_kill_and_resume(server: SkyRL, tmp_path: Path) -> None:
         {"base_model": str(server.model), "base_url": server.url, "server": "skyrl", "rank": RANK}
     )
     renderer = make_renderer(str(server.model), thinking=False)
-    start, losses = asyncio.run(warm_start(settings, renderer, SUPERVISED_STEPS, learning_rate=1e-3))
+    start, losses = asyncio.run(warm_start(settings, renderer, SUPERVISED_STEPS, learning_rate=3e-3))
     tell(f"{SUPERVISED_STEPS} supervised steps: {fmean(losses[:5]):.3f} to {fmean(losses[-5:]):.3f} nats a token")
-    assert fmean(losses[-5:]) < fmean(losses[:5]) - 0.02
+    assert fmean(losses[-5:]) < fmean(losses[:5]) - 0.03
 
     # Killed in the middle of a step, and started again
     folder = tmp_path / "run"
