@@ -166,7 +166,8 @@ class Connection:
         doing = f"saving the state {name}"
         try:
             make = partial(self.training.save_state, name, ttl_seconds=ttl_seconds)
-            return (await self._within(self.settings.deadlines.save, doing, make)).path
+            path: str = (await self._within(self.settings.deadlines.save, doing, make)).path
+            return path
         except Trouble:
             path = f"tinker://{self.training.model_id}/weights/{name}"
             if await self.has(path):

@@ -95,7 +95,8 @@ def _status(error: BaseException | None) -> int | None:
     """Return the HTTP status behind an error: the SDK wraps some of them in ValueErrors and RuntimeErrors."""
     while error is not None:
         if isinstance(error, tinker.APIStatusError):
-            return error.status_code
+            status: int = error.status_code
+            return status
         error = error.__cause__
     return None
 
