@@ -132,7 +132,8 @@ def _sandbox() -> dict[str, str]:
 
 def _prime_rl() -> dict[str, Any]:
     """Return the folder of prime-rl's programs where all of them are on the path, and those that are missing."""
-    places = {name: shutil.which(name) for name in PRIME_RL_PROGRAMS}
+    folders = f"{os.environ.get('PATH', '')}{os.pathsep}{PrimeRLSettings().bin}"
+    places = {name: shutil.which(name, path=folders) for name in PRIME_RL_PROGRAMS}
     missing = [name for name, place in places.items() if place is None]
     try:
         installed = distribution("prime-rl").version
