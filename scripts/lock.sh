@@ -15,7 +15,7 @@ PY
 pins() { $pip freeze | grep '==' | grep -v '^trainwright' | sed 's/+cpu$//'; }  # +cpu names one wheel, not the release
 wanted base > "$scratch/base.txt"
 wanted dev > "$scratch/dev.txt"
-$pip install --quiet -r "$scratch/base.txt" hatchling editables
+$pip install --quiet -r "$scratch/base.txt" hatchling==1.27.0 editables  # the version of [build-system]
 pins > "$scratch/base.lock"
 $pip install --quiet -r "$scratch/dev.txt"
 pins > "$scratch/dev.lock"
