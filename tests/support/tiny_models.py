@@ -1,4 +1,4 @@
-"""Tiny random causal language models in folders, with real tokenizers: what `from_pretrained` reads, made in a second."""
+"""Tiny random causal language models in folders, with real tokenizers, made in a second."""
 
 from __future__ import annotations
 
