@@ -47,7 +47,7 @@ def test_further_attempts_read_what_came_before() -> None:
     brief = one.most.prefill / 36
     assert two.most.sample == 2 * one.most.sample
     assert two.most.prefill - one.most.prefill == pytest.approx(96 * (brief + 400 + VERDICT_TOKENS), abs=2)
-    assert two.expected.sample == pytest.approx(1.5 * one.expected.sample, rel=1e-6)
+    assert two.expected.sample == pytest.approx(1.5 * one.expected.sample, abs=1)
     assert one.expected.sample < one.most.sample
 
 

@@ -145,11 +145,11 @@ class TinkerPolicy:
         if not told:
             return {}
         metrics = await self._insist("the policy update", partial(self._update, told), alone=True)
-        self._spent += Tokens(train=sum(_length(example) for example in told))
-        spent, self._spent = self._spent, Tokens()
+        trained = Tokens(train=sum(_length(example) for example in told))
+        spent, self._spent = self._spent + trained, Tokens()
         kinds = {"prefill": spent.prefill, "cached": spent.cached, "sample": spent.sample, "train": spent.train}
         metrics |= {f"tokens_{kind}": float(count) for kind, count in kinds.items()}
-        return metrics | {"usd": spent.dollars(self.price)}
+        return metrics | {"usd": trained.dollars(self.price)}  # what the answers cost stands with them
 
     async def _update(self, examples: Sequence[Example], connection: Connection) -> dict[str, float]:
         from trainwright.agent.tinker_data import policy_datums, read_pass
