@@ -375,6 +375,14 @@ async def test_pods_of_a_run_resumed_days_later_cost_no_more_than_their_leases(p
         assert pods._records.booked()["lost"] == (pytest.approx(90.0), pytest.approx(0.9))
 
 
+async def test_a_twin_goes_with_the_run_also_when_the_reaper_has_not_seen_it(pods_folder: Path) -> None:
+    faults = [Fault("create", "duplicate"), Fault("pod", "never_boots", pod=1)]
+    async with running(pods_folder, faults, times__reaper=60.0) as (fake, pods):
+        await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
+        await pods.close()
+        assert [pod.ended_by for pod in fake.pods] == ["the account"] * 2
+
+
 async def test_a_hanging_agent_is_given_up_after_a_while(pods_folder: Path) -> None:
     faults = [Fault("pod", "hang", after=0.6)]
     async with running(pods_folder, faults, times__request=0.5, times__lost=1.0) as (fake, pods):
@@ -387,9 +395,11 @@ async def test_one_process_at_a_time_uses_a_folder(pods_folder: Path) -> None:
     async with running(pods_folder) as (fake, pods):
         await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
         second = pool(settings(fake), pods_folder / "run")
-        with pytest.raises(ConfigError, match="another process"):
-            await second.start()
-        await second.close()
+        try:
+            with pytest.raises(ConfigError, match="another process"):
+                await second.start()
+        finally:
+            await second.close()
 
 
 async def test_two_runs_on_one_account_leave_each_other_alone(pods_folder: Path) -> None:

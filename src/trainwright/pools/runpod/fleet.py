@@ -80,6 +80,8 @@ class Fleet:
         self.listing = Listing(api, config.times.listing)
         self._base_url, self.proxy = base_url, proxy
         self._http = httpx.AsyncClient(timeout=config.times.request, follow_redirects=False, trust_env=False)
+        self.asked = False  # whether any pod was
+        self.twins_until = -1e9  # until when a pod of a create without an answer may show up
         self._catalog_at = -1e9
         self._catalog_lock = asyncio.Lock()
 
@@ -153,11 +155,12 @@ class Fleet:
         )
         unknown = False
         for number in range(CREATE_TRIES):
-            asked = time.monotonic()
+            asked, self.asked = time.monotonic(), True
             try:
                 pod = await self.api.create(create)
             except Retry as error:
                 unknown = True
+                self.twins_until = time.monotonic() + self.times.settle
                 log.warning("%s: %s; looking for it", row.name, error)
                 await self._pause(number)
                 found = await self._find(row.name, asked)
@@ -182,6 +185,7 @@ class Fleet:
 
     async def rediscover(self, row: PodRow) -> None:
         """Adopt the pod that an earlier controller asked for without learning its id; raise `BootFailed` if none is."""
+        self.asked, self.twins_until = True, time.monotonic() + self.times.settle
         found = await self._find(row.name, time.monotonic())
         if not found:
             raise BootFailed(f"{row.name}: asked for by an earlier controller and not found")

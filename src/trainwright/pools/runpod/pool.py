@@ -205,6 +205,7 @@ class RunpodPool:
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
+        await reaper.reap_last(self._fleet)
         for row in self._records.live():
             until = time.strftime("%H:%M:%S", time.localtime(row.lease_until))
             log.error("%s (%s) could not be deleted; it deletes itself at %s", row.name, row.pod_id or "?", until)

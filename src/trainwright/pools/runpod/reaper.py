@@ -6,6 +6,7 @@ It only ever touches pods whose name says that they are trainwright's (`names.py
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -68,22 +69,44 @@ def age(pod: Pod, now: float) -> float:
 
 async def reap(fleet: Fleet) -> None:
     """Delete the pods that nobody owns and take over higher prices: at once, then every minute, for ever."""
-    records = fleet.records
-
-    def reason_of(pod: Pod) -> str:
-        return unowned(pod, records) or overdue(pod, time.time())
-
     while True:
-        asked = time.monotonic()
         try:
-            pods = await fleet.listing.pods(asked)
-            fleet.reprice(pods)
-            async for one in sweep(fleet.api, pods, reason_of):
-                log.warning("reaped %s (%s): %s", one.pod.name, one.pod.id, one.reason)
-                seconds = age(one.pod, time.time())
-                records.book_stray(one.pod.name, seconds, one.pod.usd_per_hour, time.time())
+            await sweep_account(fleet)
         except RunpodError as error:
             log.warning("the reaper could not finish: %s", error)
         except Exception:  # a bug of ours must not be the end of the reaper
             log.exception("the reaper failed")
         await asyncio.sleep(fleet.times.reaper)
+
+
+async def reap_last(fleet: Fleet) -> None:
+    """Sweep once more when the pods of this controller are gone, and until no twin of a lost create can show up.
+
+    Gives up after `times.close`: then the next controller, cron and the pods' own leases are left.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(fleet.times.close):
+            while fleet.asked:
+                began = time.monotonic()
+                try:
+                    await sweep_account(fleet)
+                    if began > fleet.twins_until:
+                        return
+                except RunpodError as error:
+                    log.warning("the reaper could not finish: %s", error)
+                await asyncio.sleep(fleet.times.poll)
+
+
+async def sweep_account(fleet: Fleet) -> None:
+    """Sweep the account's pods once; raise `RunpodError`."""
+    records = fleet.records
+
+    def reason_of(pod: Pod) -> str:
+        return unowned(pod, records) or overdue(pod, time.time())
+
+    pods = await fleet.listing.pods(time.monotonic())
+    fleet.reprice(pods)
+    async for one in sweep(fleet.api, pods, reason_of):
+        log.warning("reaped %s (%s): %s", one.pod.name, one.pod.id, one.reason)
+        seconds = age(one.pod, time.time())
+        records.book_stray(one.pod.name, seconds, one.pod.usd_per_hour, time.time())
