@@ -292,7 +292,7 @@ def test_a_server_of_our_own_has_the_same_settings() -> None:
 
 def test_the_documented_configuration_is_the_one_we_write() -> None:
     text = (Path(__file__).parents[2] / "docs" / "prime-rl.md").read_text()
-    shown = text.split("```toml\n")[1].split("```")[0]
+    shown = text.split("## The configuration")[1].split("```toml\n")[1].split("```")[0]
     hp = Hyperparameters(
         student="qwen3-0.6b",
         learning_rate=1e-4,
