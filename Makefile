@@ -22,7 +22,7 @@ test: $(INSTALLED_DEV) ## Lint, types and the default tests, under ten minutes o
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 	$(STUDENTS)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(INSTALLED_DEV) ## The tests that take minutes each
 	$(STUDENTS)

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from trainwright.engines.prime_rl_settings import PrimeRLSettings
 from trainwright.errors import TrainwrightError
 
 EXTRAS = {
