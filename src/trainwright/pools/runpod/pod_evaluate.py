@@ -60,6 +60,8 @@ def answer(model: str, request: dict[str, Any], index: int) -> str:
         "seed": seed_of(request["seed"], index),
         "max_tokens": request["max_tokens"],
         "temperature": request["temperature"],
+        "top_p": 1.0,  # else vLLM takes the model's own settings of generation, which for Qwen3 cut the distribution
+        "top_k": -1,
         "chat_template_kwargs": {"enable_thinking": False},
     }
     problem: object = None
