@@ -45,9 +45,11 @@ class Bench:
         self.ledger.add_group(self.group.id, "train", 0, 0, "sort", self.group.record())
 
     def run(self, member: int = 0, first: str | None = None, validity: float = 0.3) -> Episode:
-        completion = None if first is None else Completion(first)
+        """Run one episode, its first answer in the ledger already where one is given."""
         id = f"{self.group.id}-{member}"
-        return asyncio.run(run_episode(self.services, self.group, id, member, completion, validity))
+        if first is not None:
+            self.ledger.add_attempts([(id, Attempt(0, self.group.brief, Completion(first)))])
+        return asyncio.run(run_episode(self.services, self.group, id, member, validity))
 
 
 def good(conversation: Sequence[Message]) -> str:
@@ -145,7 +147,7 @@ def test_stored_answers_are_not_sampled_again(tmp_path: Path) -> None:
     bench = Bench(tmp_path, good, attempts=2)
     stored = Attempt(0, bench.group.brief, Completion("no job"))
     bench.ledger.add_attempts([("train-0000-0-0", stored)])  # then it was killed
-    episode = bench.run(first=None)
+    episode = bench.run()
     assert (episode.outcome, episode.attempts) == ("TRAINED", 2)
     assert [len(conversation) for conversation in bench.policy.conversations] == [3]
 
@@ -163,7 +165,7 @@ def test_the_base_is_scored_once_for_a_group(tmp_path: Path) -> None:
 
     async def members() -> list[Episode]:
         ids = [f"train-0000-0-{member}" for member in range(4)]
-        work = [run_episode(bench.services, bench.group, id, n, None, 0.3) for n, id in enumerate(ids)]
+        work = [run_episode(bench.services, bench.group, id, n, 0.3) for n, id in enumerate(ids)]
         return await asyncio.gather(*work)
 
     episodes = asyncio.run(members())

@@ -128,6 +128,10 @@ class RunConfig(Section):
     """Tasks a step."""
     group_size: int = Field(8, ge=2)
     """Episodes that share a task; the baseline of each is the mean of its group."""
+    max_off_policy_steps: int = Field(0, ge=0, le=64)
+    """Updates that the policy may have taken since a group's oldest answer when a step learns from the group. At 0 a
+    step waits for its own groups. From 1 on the next step's groups run meanwhile, a step takes the first `groups` that
+    are complete, and one that is too old by then is dropped; above 1 slow jobs have time before that happens."""
     ask_above_usd: float = Field(1.0, ge=0)
     """Ask before starting a run that is expected to spend more than this (`trainwright estimate` says how much)."""
     tasks: TasksConfig = TasksConfig()

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from trainwright.agent.policy import Completion, Policy
+from trainwright.agent.policy import Completion, Example, Policy, is_concurrent
+from trainwright.agent.turns import Turns
 from trainwright.config import RunConfig
 from trainwright.errors import InfraFault, JobRejected
 from trainwright.job.job import Job
@@ -37,11 +39,28 @@ class Services:
     pool: Pool
     references: References
     sandbox: str
+    version: int = 0
+    """Updates that the policy has taken."""
+    _turns: Turns = field(default_factory=Turns)
+
+    async def sample(self, conversations: Sequence[Sequence[Message]], seed: int) -> tuple[int, list[Completion]]:
+        """Return one answer a conversation, and the version of the policy that was asked (it may become newer)."""
+        async with self._turns.shared() if not is_concurrent(self.policy) else nullcontext():
+            version = self.version
+            return version, await self.policy.sample(conversations, seed)
+
+    async def update(self, examples: Sequence[Example]) -> dict[str, float]:
+        """Take one policy update; its `version` counts once the step is committed."""
+        async with self._turns.alone() if not is_concurrent(self.policy) else nullcontext():
+            return await self.policy.update(examples)
 
 
 @dataclass
 class Group:
-    """The episodes that share a task and its hidden items. `brief` is the conversation that opens each of them."""
+    """The episodes that share a task and its hidden items. `brief` is the conversation that opens each of them.
+
+    `step` is the one that it was drawn for; where steps overlap, a slow group may be taken by a later one.
+    """
 
     id: str
     arm: str
@@ -70,18 +89,16 @@ class Group:
         return await asyncio.shield(self._pre[student])
 
 
-async def run_episode(
-    services: Services, group: Group, id: str, member: int, first: Completion | None, validity: float
-) -> Episode:
-    """Return the finished episode, from the ledger when it is there already. `first` is its first sampled answer.
+async def run_episode(services: Services, group: Group, id: str, member: int, validity: float) -> Episode:
+    """Return the finished episode, from the ledger when it is there already, as are answers sampled before.
 
-    `validity` is the validity weight of the step. An infrastructure fault gives an episode without a reward.
+    `validity` is the validity weight of its group. An infrastructure fault gives an episode without a reward.
     """
     done = services.ledger.episode(id)
     if done is not None:
         return done
     try:
-        episode = await _episode(services, group, id, member, first, validity)
+        episode = await _episode(services, group, id, member, validity)
     except InfraFault as error:
         episode = Episode(
             id, group.id, group.arm, group.step, group.task.family, OutcomeClass.INFRA, error.code, error.message,
@@ -91,10 +108,8 @@ async def run_episode(
     return episode
 
 
-async def _episode(
-    services: Services, group: Group, id: str, member: int, first: Completion | None, validity: float
-) -> Episode:
-    job, verdict, attempts = await _accepted_job(services, group, id, first)
+async def _episode(services: Services, group: Group, id: str, member: int, validity: float) -> Episode:
+    job, verdict, attempts = await _accepted_job(services, group, id)
     facts: dict[str, Any] = {
         "id": id, "group_id": group.id, "arm": group.arm, "step": group.step, "family": group.task.family,
         "attempts": attempts, "job": job.hash if job else "", "sandbox": services.sandbox,
@@ -136,9 +151,7 @@ async def _measured(
     }  # fmt: skip
 
 
-async def _accepted_job(
-    services: Services, group: Group, id: str, first: Completion | None
-) -> tuple[Job | None, Verdict, int]:
+async def _accepted_job(services: Services, group: Group, id: str) -> tuple[Job | None, Verdict, int]:
     """Return the first job that the gate accepts, or None after the last attempt; the verdict; attempts made."""
     stored = services.ledger.attempts(id)
     conversation = list(group.brief)
@@ -147,12 +160,9 @@ async def _accepted_job(
         if number < len(stored):
             completion = stored[number].completion
         else:
-            if number == 0 and first is not None:
-                completion = first
-            else:
-                seed = derive_seed(services.config.seed, "attempt", id, number)
-                (completion,) = await services.policy.sample([conversation], seed)
-            services.ledger.add_attempts([(id, Attempt(number, conversation, completion))])
+            seed = derive_seed(services.config.seed, "attempt", id, number)
+            version, (completion,) = await services.sample([conversation], seed)
+            services.ledger.add_attempts([(id, Attempt(number, conversation, completion, version=version))])
         job, verdict = await _gate(services.pool, completion.text, group.task)
         services.ledger.set_verdict(id, number, job.hash if job else "", "" if verdict.accepted else str(verdict))
         if verdict.accepted:

@@ -2,8 +2,9 @@
 
 Episode ids are idempotent keys: `train-0003-1-5` is member 5 of group 1 of step 3, whoever writes it and however often
 the run was killed. An episode without an outcome is unfinished and is done again from its stored attempts; one with an
-outcome is never touched again. Columns named `*_seconds`, `worker` and `written` differ between two runs of one seed;
-everything else is equal (see `fingerprint`).
+outcome is never touched again. A group is taken by one step, in the transaction that commits it; which one is a matter
+of time where steps overlap. Columns named `*_seconds`, `worker` and `written` differ between two runs of one seed;
+everything else is equal where steps do not overlap (see `fingerprint`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from trainwright.agent.policy import Completion
 from trainwright.cache import write_atomically
 from trainwright.errors import ConfigError, TrainwrightError
 from trainwright.messages import Message
+from trainwright.reward import VALIDITY_START
 
-VERSION = 1
+VERSION = 2
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE IF NOT EXISTS run (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -32,10 +34,14 @@ CREATE TABLE IF NOT EXISTS steps (
     wall_seconds REAL NOT NULL, written REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS groups (
     id TEXT PRIMARY KEY, arm TEXT NOT NULL, step INTEGER NOT NULL, number INTEGER NOT NULL, family TEXT NOT NULL,
-    task TEXT NOT NULL, written REAL NOT NULL) WITHOUT ROWID;
+    task TEXT NOT NULL, validity_weight REAL NOT NULL, written REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS taken (
+    group_id TEXT PRIMARY KEY REFERENCES groups(id), step INTEGER NOT NULL, staleness INTEGER NOT NULL,
+    used INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS attempts (
-    episode TEXT NOT NULL, number INTEGER NOT NULL, messages TEXT NOT NULL, completion TEXT NOT NULL,
-    job TEXT, verdict TEXT, written REAL NOT NULL, PRIMARY KEY (episode, number)) WITHOUT ROWID;
+    episode TEXT NOT NULL, number INTEGER NOT NULL, version INTEGER NOT NULL, messages TEXT NOT NULL,
+    completion TEXT NOT NULL, job TEXT, verdict TEXT, written REAL NOT NULL, PRIMARY KEY (episode, number)
+    ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS episodes (
     id TEXT PRIMARY KEY, group_id TEXT NOT NULL REFERENCES groups(id), arm TEXT NOT NULL, step INTEGER NOT NULL,
     family TEXT NOT NULL, outcome TEXT NOT NULL, reason TEXT NOT NULL, detail TEXT NOT NULL, student TEXT NOT NULL,
@@ -47,20 +53,23 @@ CREATE INDEX IF NOT EXISTS episodes_by_step ON episodes (arm, step);
 INSERT OR IGNORE INTO run VALUES ('version', '{VERSION}');
 COMMIT;
 """
-NOT_REPRODUCIBLE = {"written", "wall_seconds", "cpu_seconds", "worker"}
+NOT_REPRODUCIBLE = {"written", "wall_seconds", "cpu_seconds", "worker", "version", "validity_weight"}
+"""The last two follow from the step where steps do not overlap, and are a matter of time where they do."""
 
 
 @dataclass(frozen=True)
 class Attempt:
     """One answer of the agent: what it was shown, what it said, and the gate's verdict once known.
 
-    `verdict` is empty for an accepted job, the refusal as text otherwise, None while undecided.
+    `verdict` is empty for an accepted job, the refusal as text otherwise, None while undecided. `version` is the
+    number of updates that the policy had taken when it was asked.
     """
 
     number: int
     messages: list[Message]
     completion: Completion
     verdict: str | None = None
+    version: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,8 +105,20 @@ class Episode:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """A group that a step took `staleness` updates after its oldest answer: to learn from it or, unused, to drop it."""
+
+    group: str
+    staleness: int
+    used: bool
+
+
+@dataclass(frozen=True)
 class Step:
-    """A committed step: its checkpoint exists, its update is done, it will not be repeated."""
+    """A committed step: its checkpoint exists, its update is done, it will not be repeated.
+
+    `checkpoint` is empty where the policy can't be trained.
+    """
 
     step: int
     validity: float
@@ -142,7 +163,7 @@ class Ledger:
             if read_only:
                 raise ConfigError(f"{self.path}: the run has not started yet")
             return
-        if not {"run", "steps", "groups", "attempts", "episodes"} <= tables:
+        if not {"run", "steps", "groups", "attempts", "episodes"} <= tables:  # those of every version
             raise ConfigError(f"{self.path}: not a trainwright ledger; choose another folder")
         version = self.get("version")
         if version != VERSION:
@@ -184,11 +205,33 @@ class Ledger:
 
     # -- groups and episodes
 
-    def add_group(self, id: str, arm: str, step: int, number: int, family: str, task: dict[str, Any]) -> None:
-        """Record a group and its task before anything is sampled for it; a second time changes nothing."""
+    def add_group(
+        self,
+        id: str,
+        arm: str,
+        step: int,
+        number: int,
+        family: str,
+        task: dict[str, Any],
+        validity_weight: float = VALIDITY_START,
+    ) -> float:
+        """Record a group and its task before anything is sampled for it; a second time changes nothing.
+
+        `step` is the one that it is drawn for. Returns the validity weight of its rewards: the first one recorded.
+        """
         with self._transaction() as db:
-            row = (id, arm, step, number, family, json.dumps(task, sort_keys=True), time.time())
-            db.execute("INSERT OR IGNORE INTO groups VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+            row = (id, arm, step, number, family, json.dumps(task, sort_keys=True), validity_weight, time.time())
+            db.execute("INSERT OR IGNORE INTO groups VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+        return float(self._rows("SELECT validity_weight FROM groups WHERE id = ?", (id,))[0][0])
+
+    def drawn(self, arm: str) -> int:
+        """Return the number of steps for which groups were drawn, those of unfinished ones included."""
+        return int(self._rows("SELECT COALESCE(MAX(step) + 1, 0) FROM groups WHERE arm = ?", (arm,))[0][0])
+
+    def taken(self) -> list[Taken]:
+        """Return the groups that committed steps took."""
+        rows = self._rows("SELECT * FROM taken ORDER BY step, group_id")
+        return [Taken(row["group_id"], row["staleness"], bool(row["used"])) for row in rows]
 
     def add_attempts(self, attempts: Sequence[tuple[str, Attempt]]) -> None:
         """Record answers as `(episode id, attempt)`, in one transaction, before their jobs are looked at."""
@@ -197,13 +240,14 @@ class Ledger:
                 row = (
                     episode,
                     attempt.number,
+                    attempt.version,
                     json.dumps(attempt.messages),
                     json.dumps(asdict(attempt.completion)),
                     None,
                     attempt.verdict,
                     time.time(),
                 )
-                db.execute("INSERT OR IGNORE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+                db.execute("INSERT OR IGNORE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     def set_verdict(self, episode: str, number: int, job: str, verdict: str) -> None:
         """Record the gate's verdict on an attempt: the job's hash and the refusal, empty when accepted."""
@@ -222,9 +266,15 @@ class Ledger:
                 json.loads(row["messages"]),
                 Completion(**json.loads(row["completion"])),
                 row["verdict"],
+                row["version"],
             )
             for row in rows
         ]
+
+    def oldest_version(self, episodes: Sequence[str]) -> int:
+        """Return the version of the policy that wrote the oldest answer of these episodes."""
+        marks = ", ".join("?" * len(episodes))
+        return int(self._rows(f"SELECT MIN(version) FROM attempts WHERE episode IN ({marks})", episodes)[0][0])
 
     def completions_usd(self) -> float:
         """Return what all answers have cost, those of unfinished episodes included."""
@@ -265,11 +315,13 @@ class Ledger:
 
     # -- steps
 
-    def commit_step(self, step: Step) -> None:
-        """Record a step whose checkpoint is on disk: from here on it is never repeated."""
+    def commit_step(self, step: Step, taken: Sequence[Taken] = ()) -> None:
+        """Record a step whose checkpoint is on disk, with the groups that it took: neither is ever repeated."""
         row = (step.step, step.validity, json.dumps(step.metrics), step.checkpoint, step.wall_seconds, time.time())
         with self._transaction() as db:
             db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?)", row)
+            rows = [(one.group, step.step, one.staleness, one.used) for one in taken]
+            db.executemany("INSERT INTO taken VALUES (?, ?, ?, ?)", rows)
 
     def steps(self) -> list[Step]:
         """Return the committed steps in order."""

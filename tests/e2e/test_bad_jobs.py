@@ -51,7 +51,7 @@ def episode_of(pool: LocalPool, tmp_path_factory: pytest.TempPathFactory) -> Ite
     def run(answer: str) -> Episode:
         answers.append(answer)
         id = f"{group.id}-{len(answers) - 1}"
-        episode = asyncio.run(run_episode(services, group, id, len(answers) - 1, None, 0.3))
+        episode = asyncio.run(run_episode(services, group, id, len(answers) - 1, 0.3))
         stored = ledger.episode(id)
         assert stored == episode
         return episode

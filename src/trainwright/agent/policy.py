@@ -40,7 +40,12 @@ class Example:
 
 
 class Policy(Protocol):
-    """A trainer agent's weights. `sample` never touches state that `update` depends on."""
+    """A trainer agent's weights. `sample` never touches state that `update` depends on.
+
+    Two more attributes are optional. `concurrent = True`: `sample` may be called while `update` runs; else an update
+    has the policy to itself. `trainable = False`: `update` changes nothing and is called for its metrics alone, with
+    or without examples; nothing is saved or loaded, and no answer is ever stale.
+    """
 
     name: str
     brief: BriefStyle
@@ -65,3 +70,13 @@ class Policy(Protocol):
     async def close(self) -> None:
         """Release connections and processes."""
         ...
+
+
+def is_concurrent(policy: Policy) -> bool:
+    """Return whether answers may be sampled while the policy updates."""
+    return bool(getattr(policy, "concurrent", False))
+
+
+def is_trainable(policy: Policy) -> bool:
+    """Return whether an update changes the policy."""
+    return bool(getattr(policy, "trainable", True))
