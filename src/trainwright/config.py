@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from trainwright.agent.huggingface_settings import PretrainedSettings
 from trainwright.agent.tinker_settings import TinkerSettings
 from trainwright.engines.prime_rl_settings import PrimeRLSettings
 from trainwright.errors import ConfigError
@@ -34,6 +35,10 @@ class AgentConfig(Section):
     come through entry points (`backends.py`)."""
     options: dict[str, Any] = {}
     """Settings of a backend from another package; the built-in ones have tables of their own."""
+    model: str = "nano-agent"
+    """The model of the backend `local`: the nano agent, or a pretrained one by name (docs/students.md), with LoRA."""
+    pretrained: PretrainedSettings = PretrainedSettings()
+    """Settings of a pretrained model of the backend `local`."""
     tinker: TinkerSettings | None = None
     """Settings of the agent `tinker`, which needs them. Its update has its own; of those here it reads `max_tokens` and
     `max_attempts`."""

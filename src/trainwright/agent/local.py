@@ -32,6 +32,7 @@ from trainwright.errors import ConfigError, TrainwrightError
 from trainwright.messages import Message
 from trainwright.students.nano import NanoStudent
 from trainwright.students.nano_model import NanoConfig, random_weights, to_state_dict
+from trainwright.students.student import Student, parts_of
 
 VOCABULARY = 768
 CONTEXT = 1024
@@ -62,6 +63,10 @@ def reference_drift(logprobs_BT: torch.Tensor, reference_BT: torch.Tensor, mask_
     """Return the KL divergence to the reference policy, summed over tokens (estimator of arXiv:2402.03300, eq. 4)."""
     difference_BT = reference_BT - logprobs_BT
     return ((difference_BT.exp() - difference_BT - 1) * mask_BT).sum()
+
+
+def _prompt_of(example: Example) -> list[int]:
+    return example.completion.prompt_tokens
 
 
 class _Batch:
@@ -99,6 +104,9 @@ class LocalPolicy:
 
     name = "nano-agent"
     brief: BriefStyle = "compact"
+    torch_threads = 1
+    """One: the last bits of a sum over threads are not the same each time."""
+    update_threads = THREADS
 
     def __init__(self, tokenizer: Tokenizer, weights: bytes, config: AgentConfig) -> None:
         if config.max_tokens > CONTEXT - SHORTEST_BRIEF:
@@ -108,11 +116,14 @@ class LocalPolicy:
             )
         self.tokenizer = tokenizer
         self.config = config
-        self.reference = trainable_model(weights)
+        self.reference = self._model_of(weights)
         self._set_weights(weights)
 
+    def _model_of(self, weights: bytes) -> Student:
+        return trainable_model(weights)
+
     def _set_weights(self, weights: bytes) -> None:
-        self.model = trainable_model(weights)
+        self.model = self._model_of(weights)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=self.config.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
         )
@@ -124,12 +135,16 @@ class LocalPolicy:
             tokens += [*self.tokenizer.encode(message["content"]).ids, END]
         return tokens[-(CONTEXT - self.config.max_tokens) :]
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer's tokens, without the end token."""
+        return str(self.tokenizer.decode([token for token in tokens if token != END]))
+
     async def sample(self, conversations: Sequence[Sequence[Message]], seed: int) -> list[Completion]:
         """Return one answer a conversation; equal conversations should stand together, their prompt is read once."""
         return await asyncio.to_thread(self._sample, [self.encode(one) for one in conversations], seed)
 
     def _sample(self, prompts: list[list[int]], seed: int) -> list[Completion]:
-        torch.set_num_threads(1)  # the last bits of a sum over threads are not the same each time
+        torch.set_num_threads(self.torch_threads)
         sampled = self.model.sample(
             prompts,
             temperature=self.config.temperature,
@@ -142,7 +157,7 @@ class LocalPolicy:
             tokens = sampled.tokens_BT[row, :length].tolist()
             completions.append(
                 Completion(
-                    text=self.tokenizer.decode([token for token in tokens if token != END]),
+                    text=self.text(tokens),
                     prompt_tokens=prompts[row],
                     tokens=tokens,
                     logprobs=sampled.logprobs_BT[row, :length].tolist(),
@@ -156,12 +171,14 @@ class LocalPolicy:
         return await asyncio.to_thread(self._update, examples)
 
     def _update(self, examples: Sequence[Example]) -> dict[str, float]:
-        torch.set_num_threads(1)
-        batches = [_Batch(list(group)) for _, group in groupby(examples, lambda one: one.completion.prompt_tokens)]
+        torch.set_num_threads(self.torch_threads)
+        batches = [batch for _, group in groupby(examples, _prompt_of) for batch in self._batches(list(group))]
         count = sum(float(batch.mask_BT.sum()) for batch in batches)
         parameters = self.model.parameters()
         metrics: dict[str, float] = {}
-        with ThreadPoolExecutor(THREADS, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+        with ThreadPoolExecutor(
+            self.update_threads, initializer=torch.set_num_threads, initargs=(self.torch_threads,)
+        ) as threads:
             list(threads.map(self._add_reference, batches))
             for epoch in range(self.config.epochs):
                 parts = list(
@@ -187,11 +204,17 @@ class LocalPolicy:
         metrics["tokens"] = count
         return metrics
 
+    def _batches(self, examples: Sequence[Example]) -> list[_Batch]:
+        """Return the examples of one prompt in parts whose gradients fit the memory: for a small model one."""
+        whole = _Batch(examples)
+        parts = parts_of(self.model, whole.prompts, whole.tokens_BT)
+        return [whole] if len(parts) == 1 else [_Batch(examples[part.start : part.stop]) for part in parts]
+
     def _add_reference(self, batch: _Batch) -> None:
         with torch.no_grad():
             batch.reference_BT = self._logprobs(self.reference, batch)[0]
 
-    def _logprobs(self, model: NanoStudent, batch: _Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    def _logprobs(self, model: Student, batch: _Batch) -> tuple[torch.Tensor, torch.Tensor]:
         return model.logprobs(batch.prompts, batch.tokens_BT, temperature=self.config.temperature)
 
     def _gradients(self, batch: _Batch) -> _Part:
@@ -225,7 +248,7 @@ class LocalPolicy:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         (partial / "model.safetensors").write_bytes(self.model.save())
-        self.tokenizer.save(str(partial / "tokenizer.json"))
+        self._save_tokenizer(partial)
         state = self.optimizer.state_dict()["state"]
         tensors = {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}
         (partial / "optimizer.safetensors").write_bytes(safetensors.torch.save(tensors))
@@ -233,12 +256,18 @@ class LocalPolicy:
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
 
+    def _save_tokenizer(self, folder: Path) -> None:
+        self.tokenizer.save(str(folder / "tokenizer.json"))
+
+    def _load_tokenizer(self, folder: Path) -> None:
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
     def load(self, folder: Path) -> None:
         """Restore a saved policy in place, optimizer included; raise `ConfigError` when the folder does not fit."""
         try:
             weights = (folder / "model.safetensors").read_bytes()
             tensors = safetensors.torch.load((folder / "optimizer.safetensors").read_bytes())
-            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            self._load_tokenizer(folder)
             self._set_weights(weights)
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise ConfigError(f"{folder}: not a checkpoint of {self.name}: {error}") from None

@@ -33,7 +33,11 @@ Progress = Callable[[int, int], None]
 
 
 def local_policy(config: RunConfig, progress: Progress) -> LocalPolicy:
-    """Return the agent of a run with `agent.backend = "local"`."""
+    """Return the agent of a run with `agent.backend = "local"`: the nano agent, or the model that it names."""
+    if config.agent.model != NANO_AGENT.name:
+        from trainwright.agent.huggingface import pretrained_policy
+
+        return pretrained_policy(config.agent, config.seed, progress)
     return warm_started(config.agent, config.seed, progress)
 
 

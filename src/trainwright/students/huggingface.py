@@ -59,6 +59,7 @@ class HuggingFaceStudent:
         self._model: Any = None  # the one in use: the base, or a copy with an adapter or trainable weights
         self._trained = False
         self._adapter: dict[str, Any] | None = None
+        self.max_prompt = min(MAX_PROMPT, self.context // 2)
 
     def _read_text_side(self) -> None:
         from transformers import AutoConfig, AutoTokenizer
@@ -109,10 +110,14 @@ class HuggingFaceStudent:
             )
         except Exception as error:  # a template refuses in its own words: jinja2.TemplateError and others
             raise UnreadablePrompt(f"the chat template of {self.name} refuses this conversation: {error}") from None
-        limit = min(MAX_PROMPT, self.context // 2)
-        if len(tokens) > limit:
-            raise UnreadablePrompt(f"the prompt has {len(tokens)} tokens; {self.name} reads at most {limit}")
+        if len(tokens) > self.max_prompt:
+            raise UnreadablePrompt(f"the prompt has {len(tokens)} tokens; {self.name} reads at most {self.max_prompt}")
         return tokens
+
+    @property
+    def end_token(self) -> int:
+        """Return the token that ends a text to learn from."""
+        return int(self.tokenizer.eos_token_id or min(self._ends))
 
     def encode_text(self, text: str) -> list[int]:
         """Return the tokens of a text as it is, without the chat template."""
