@@ -56,7 +56,7 @@ class References:
         job = family.reference_job(task, student)
         sizes = (self.config.reference_items, self.config.reference_seeds, SEED)
         digest = content_hash(job.hash, student_key(student), sizes, task.max_completion_tokens, self.pool.fingerprint)
-        return f"{task.key}-{student}-{digest}"
+        return f"{task.key}-{student.replace('/', '_')}-{digest}"
 
     async def _load_or_measure(self, key: str, family: Family, task: Task, student: str) -> Reference:
         path = cache_folder() / "references" / f"{key}.json"
