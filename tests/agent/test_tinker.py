@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 pytest.importorskip("tinker", reason="needs the extra 'tinker'")
 
 from fake_tinker import FakeTinker
-from tinker_agent import END, GOOD, close, make_policy, rated, sample, step, update
+from tinker_agent import BRIEFS, END, GOOD, LOOP, close, make_policy, rated, sample, step, update
 
 from trainwright.agent.policy import Completion, Example
 from trainwright.errors import ConfigError
@@ -100,6 +101,28 @@ def test_an_answer_is_cut_to_the_models_context(monkeypatch: pytest.MonkeyPatch)
         assert {len(answer.prompt_tokens) for answer in answers[:4]} == {11}
         assert max(len(answer.tokens) for answer in answers[:4]) <= 21
         assert answers[4] == Completion("", finished=False)
+
+
+def test_answers_can_be_sampled_while_the_policy_updates(fake: FakeTinker) -> None:
+    policy = make_policy(fake)
+    examples = rated(sample(policy))
+
+    async def both() -> list[Completion]:
+        updating = asyncio.create_task(policy.update(examples))
+        while not fake.count("optim_step"):
+            await asyncio.sleep(0.01)
+        answers = await policy.sample(BRIEFS, 2)
+        assert not updating.done()
+        fake.faults.remove(fault)
+        await updating
+        return answers
+
+    fault = fake.inject("save_weights", 503, times=10_000)
+    assert {answer.weights for answer in LOOP.run(both())} == {0}
+    assert {answer.weights for answer in sample(policy)} == {1}
+    metrics = update(policy, examples)
+    assert metrics["stale_share"] == 1.0
+    assert "logprob_mismatch" not in metrics
 
 
 # Cost

@@ -75,6 +75,8 @@ def tinker_policy(config: RunConfig, progress: Callable[[int, int], None]) -> Ti
 class TinkerPolicy:
     """A policy on a Tinker server. Implements `Policy`."""
 
+    concurrent = True
+
     def __init__(self, settings: TinkerSettings, renderer: ChatRenderer, max_tokens: int, seed: int) -> None:
         self.name = settings.base_model
         self.brief: BriefStyle = settings.brief
