@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,11 @@ from hypothesis import settings
 
 settings.register_profile("trainwright", deadline=None)
 settings.load_profile("trainwright")
+
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # a shell's background job; the processes under test would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def descendants(pid: int) -> set[int]:
