@@ -16,7 +16,7 @@ settings.load_profile("trainwright")
 
 if (
     signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-):  # a shell's background job; the processes under test would inherit it
+):  # a background job; its children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
