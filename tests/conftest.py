@@ -14,9 +14,7 @@ from hypothesis import settings
 settings.register_profile("trainwright", deadline=None)
 settings.load_profile("trainwright")
 
-if (
-    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-):  # a background job; its children inherit it
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a background job; its children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
