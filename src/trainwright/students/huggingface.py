@@ -360,7 +360,14 @@ class HuggingFaceStudent:
         positions_P = torch.arange(longest, device=self.device)
         mask_UP = (positions_P < lengths_U[:, None]).long()
         cache = DynamicCache()
-        self._forward(ids_UP, mask_UP, positions_P.expand_as(ids_UP), cache, keep=1)
+        rows_at_once = max(1, PART_TOKENS[self.device.type] // longest)
+        read = []
+        for start in range(0, len(unique), rows_at_once):
+            some = slice(start, start + rows_at_once)
+            read.append(DynamicCache())
+            self._forward(ids_UP[some], mask_UP[some], positions_P.expand_as(ids_UP[some]), read[-1], keep=1)
+        for index, layers in enumerate(zip(*(one.layers for one in read), strict=True)):
+            cache.update(torch.cat([one.keys for one in layers]), torch.cat([one.values for one in layers]), index)
         last_U = torch.tensor([prompt[-1] for prompt in unique], device=self.device)
         return cache, mask_UP[owner_B], last_U[owner_B], owner_B
 
