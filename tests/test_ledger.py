@@ -17,7 +17,7 @@ import pytest
 
 from trainwright.agent.policy import Completion
 from trainwright.errors import ConfigError, TrainwrightError
-from trainwright.ledger import VERSION, Attempt, Episode, Ledger, Step
+from trainwright.ledger import VERSION, Attempt, Episode, Ledger, Step, Taken
 
 EPISODE = Episode("train-0000-0-0", "train-0000-0", "train", 0, "sort", "TRAINED", reward=0.4, gain=0.5)
 
@@ -64,6 +64,31 @@ def test_writing_again_changes_nothing(path: Path) -> None:
     assert ledger.fingerprint() == before
     assert ledger.episode(EPISODE.id) == EPISODE
     assert ledger.attempts(EPISODE.id)[0].completion.text == "job"
+    ledger.close()
+
+
+def test_a_group_is_taken_once_and_with_its_step(path: Path) -> None:
+    ledger = Ledger(path)
+    fill(ledger)
+    assert ledger.add_group("train-0001-0", "train", 1, 0, "sort", {"seed": 4}, 0.2) == 0.2
+    assert ledger.add_group("train-0001-0", "train", 1, 0, "sort", {"seed": 4}, 0.1) == 0.2  # the first one stays
+    assert ledger.drawn("train") == 2
+    assert ledger.drawn("probe") == 0
+    both = [Taken("train-0000-0", 1, True), Taken("train-0001-0", 0, False)]
+    ledger.commit_step(Step(1, 0.3, {}, "", 1.0), both)
+    with pytest.raises(sqlite3.IntegrityError):
+        ledger.commit_step(Step(2, 0.3, {}, "", 1.0), [Taken("train-0001-0", 0, True)])
+    assert ledger.taken() == both
+    assert [step.step for step in ledger.steps()] == [0, 1]
+    ledger.close()
+
+
+def test_the_oldest_version_is_that_of_any_attempt(path: Path) -> None:
+    ledger = Ledger(path)
+    answers = [("a", 0, 3), ("b", 0, 2), ("b", 1, 4), ("c", 0, 1)]
+    ledger.add_attempts([(id, Attempt(n, [], Completion("x"), version=version)) for id, n, version in answers])
+    assert ledger.oldest_version(["a", "b"]) == 2
+    assert [attempt.version for attempt in ledger.attempts("b")] == [2, 4]
     ledger.close()
 
 

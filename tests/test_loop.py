@@ -2,71 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fakes import InstantPool, ScriptedPolicy, reference_answer, varied_answer
+from outer import Killed, Run, config, mortal
 
-from trainwright.config import RunConfig
-from trainwright.episode import Services
 from trainwright.errors import ConfigError, SandboxError
-from trainwright.ledger import Ledger
-from trainwright.loop import AFTER, BEFORE, BETWEEN, TRAIN, train_agent
-from trainwright.messages import Message
+from trainwright.loop import AFTER, BEFORE, BETWEEN, TRAIN
 from trainwright.pools.pool import OutcomeClass
-from trainwright.reference import References
 from trainwright.report.report import held_out_result
-from trainwright.report.view import PlainView
 from trainwright.reward import VALIDITY_START
 from trainwright.suites.family import suite_families
-
-Script = Callable[[Sequence[Message], random.Random], str]
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the fake pool's reference scores out of the user's cache."""
     monkeypatch.setenv("TRAINWRIGHT_CACHE", str(tmp_path / "cache"))
-
-
-def config(**changes: Any) -> RunConfig:
-    table = {
-        "steps": 3, "groups": 2, "group_size": 3, "measure": {"items": 16, "reference_items": 16, "reference_seeds": 1},
-        "probe": {"episodes": 2, "every": 2, "episodes_between": 1},
-    }  # fmt: skip
-    return RunConfig.model_validate(table | changes)
-
-
-class Run:
-    """One run over fakes in a folder; made again, it resumes."""
-
-    def __init__(
-        self,
-        folder: Path,
-        settings: RunConfig,
-        script: Script = varied_answer,
-        pool: InstantPool | None = None,
-        ledger: type[Ledger] = Ledger,
-    ) -> None:
-        folder.mkdir(exist_ok=True)
-        self.folder = folder
-        self.ledger = ledger(folder / "ledger.sqlite")
-        self.policy = ScriptedPolicy(script)
-        self.pool = pool or InstantPool(jitter=True)
-        references = References(self.pool, settings.measure)
-        self.services = Services(settings, self.ledger, self.policy, self.pool, references, "full")
-
-    def go(self) -> Run:
-        with open(self.folder / "log", "a") as log:
-            asyncio.run(train_agent(self.services, self.folder, PlainView(log)))
-        return self
 
 
 def training_facts(run: Run) -> list[Any]:
@@ -185,28 +142,6 @@ def test_the_validity_weight_falls_once_jobs_are_valid(tmp_path: Path) -> None:
 
 
 # Resume
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing catches it."""
-
-
-def mortal(life: int, committed: bool) -> tuple[type[Ledger], list[int]]:
-    """Return a ledger that dies at its write number `life`, before or after the commit, and the count of writes."""
-    writes = [0]
-
-    class MortalLedger(Ledger):
-        @contextlib.contextmanager
-        def _transaction(self) -> Iterator[Any]:
-            writes[0] += 1
-            if writes[0] == life and not committed:
-                raise Killed
-            with super()._transaction() as db:
-                yield db
-            if writes[0] == life:
-                raise Killed
-
-    return MortalLedger, writes
 
 
 @pytest.mark.parametrize("committed", [False, True])

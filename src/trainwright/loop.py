@@ -13,6 +13,7 @@ nothing, and are counted in the metric `groups_stale`.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -95,6 +96,7 @@ async def next_groups(
         stale += old
         while len(under_way) < max(config.groups, ahead + 1):
             launch(services, under_way, services.ledger.drawn(TRAIN), range(config.groups), validity)
+            await asyncio.sleep(0)  # they ask the policy before the update does: the pool will have work meanwhile
         fresh = under_way.complete()[: config.groups]
         if len(fresh) == config.groups:
             under_way.take(fresh)
