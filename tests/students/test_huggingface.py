@@ -242,7 +242,7 @@ def test_gradients_summed_over_parts_are_those_of_the_batch(
     student: HuggingFaceStudent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = TorchGRPO().train(student.fresh(), Echo(), hyperparameters(), seed=1)
-    monkeypatch.setitem(huggingface.PART_TOKENS, "cpu", 40)
+    student.part_tokens = 40
     calls = []
     plain = HuggingFaceStudent.logprobs
     monkeypatch.setattr(HuggingFaceStudent, "logprobs", lambda *a, **k: calls.append(len(a[1])) or plain(*a, **k))
@@ -262,7 +262,7 @@ def test_parts_cover_the_batch_in_order_and_stay_below_both_limits(
     prompts = prompts_of(student, ["a", "a", "a", "bb", "bb", "a much longer prompt than that"])
     tokens = torch.full((6, 10), 50)
     assert student.parts(prompts, tokens) == [range(6)]
-    monkeypatch.setitem(huggingface.PART_TOKENS, "cpu", 45)
+    student.part_tokens = 45
     parts = student.parts(prompts, tokens)
     assert [row for part in parts for row in part] == list(range(6))
     for part in parts:

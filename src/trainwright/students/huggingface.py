@@ -1,9 +1,8 @@
 """Pretrained students: any causal language model of the Llama and Qwen family with LoRA, on a GPU or on CPU threads.
 
-The chat template is the tokenizer's own with thinking switched off, one text for training and measuring. Adapters are
-PEFT's (checked with peft 0.21.2, transformers 5.24.0). Completions of one prompt share its keys and values, in
-sampling and, differentiably, in training: on short replies most of a GRPO step would otherwise go into reading the
-same prompt again and again.
+Adapters are PEFT's (checked with peft 0.21.2, transformers 5.24.0). Completions of one prompt share its keys and
+values, in sampling and, differentiably, in training: on short replies most of a GRPO step would otherwise go into
+reading the same prompt again and again.
 
 Letters for shapes: U unique prompts, B sequences, P prompt tokens, T completion tokens, V vocabulary.
 """
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -23,27 +21,20 @@ import torch
 from torch import Tensor
 
 from trainwright.errors import ConfigError, JobFault
-from trainwright.messages import Message
 from trainwright.students.adapter import AdapterError, adapter_of_bytes
-from trainwright.students.architecture import TARGETS, Architecture
+from trainwright.students.architecture import TARGETS
+from trainwright.students.huggingface_text import PretrainedText
 from trainwright.students.student import Completions, UnreadablePrompt
 
-MAX_PROMPT = 4096
-"""Tokens of a prompt at most, less where half the model's context is less."""
-PART_TOKENS = {"cpu": 4096, "cuda": 16_384}
-"""Prompt and completion tokens of one backward pass: what its activations need, at most."""
-PART_LOGITS = 1 << 28
-"""Completion tokens x vocabulary of one backward pass (1 GiB in float32)."""
-PLAIN_TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] | capitalize }}: {{ m['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}Assistant:{% endif %}"
-)
-"""For a model without a chat template of its own."""
-
-log = logging.getLogger(__name__)
+CPU_PART_BYTES = 4 << 30
+"""What the activations of one backward pass may take on a CPU; on a GPU a third of its memory."""
+SHORTEST_PART = 256
+"""Tokens that a part has room for in any case."""
+PART_LOGITS = 1 << 27
+"""Completion tokens x vocabulary of one backward pass; it holds about four such tensors, 0.5 GiB each."""
 
 
-class HuggingFaceStudent:
+class HuggingFaceStudent(PretrainedText):
     """The `Student` protocol on a folder that `from_pretrained` reads. The weights are loaded when first needed."""
 
     def __init__(self, name: str, folder: Path, fetch_weights: Callable[[], Path] | None = None) -> None:
@@ -51,42 +42,12 @@ class HuggingFaceStudent:
 
         `fetch_weights` returns the folder with the weights in it, where they may have to be downloaded first.
         """
-        self.name = name
-        self.folder = folder
+        super().__init__(name, folder)
         self._fetch_weights = fetch_weights or (lambda: folder)
-        self._read_text_side()
         self._base: Any = None  # the module as loaded, frozen; shared with copies
         self._model: Any = None  # the one in use: the base, or a copy with an adapter or trainable weights
         self._trained = False
         self._adapter: dict[str, Any] | None = None
-        self.max_prompt = min(MAX_PROMPT, self.context // 2)
-
-    def _read_text_side(self) -> None:
-        from transformers import AutoConfig, AutoTokenizer
-
-        try:
-            self.config = AutoConfig.from_pretrained(self.folder)
-            self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
-        except (OSError, ValueError, KeyError) as error:
-            raise ConfigError(f"{self.name}: {self.folder} holds no model that transformers reads: {error}") from None
-        self.architecture = _architecture(self.name, self.config)
-        self._template = None if self.tokenizer.chat_template else PLAIN_TEMPLATE
-        self._ends = self._end_tokens()
-        self._pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else min(self._ends)
-        self.context = int(self.config.max_position_embeddings)
-
-    def _end_tokens(self) -> set[int]:
-        """Return every token that ends a reply: those of the generation settings and the tokenizer's own."""
-        from transformers import GenerationConfig
-
-        try:
-            named = GenerationConfig.from_pretrained(self.folder).eos_token_id
-        except OSError:  # there is none; the model's configuration stands in
-            named = self.config.eos_token_id
-        ends = {self.tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
-        if not ends:
-            raise ConfigError(f"{self.name}: neither its tokenizer nor its configuration names an end token")
-        return ends
 
     def fresh(self) -> HuggingFaceStudent:
         """Return a copy that shares tokenizer and base weights, which nothing writes to, and has no adapter."""
@@ -95,47 +56,20 @@ class HuggingFaceStudent:
         other._model, other._trained, other._adapter = other._base, False, None
         return other
 
-    # Text
-
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Return the conversation in the model's chat template, thinking off, up to where the reply starts."""
-        try:
-            tokens: list[int] = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                chat_template=self._template,
-                add_generation_prompt=True,
-                enable_thinking=False,
-                tokenize=True,
-                return_dict=False,
-            )
-        except Exception as error:  # a template refuses in its own words: jinja2.TemplateError and others
-            raise UnreadablePrompt(f"the chat template of {self.name} refuses this conversation: {error}") from None
-        if len(tokens) > self.max_prompt:
-            raise UnreadablePrompt(f"the prompt has {len(tokens)} tokens; {self.name} reads at most {self.max_prompt}")
-        return tokens
-
-    @property
-    def end_token(self) -> int:
-        """Return the token that ends a text to learn from."""
-        return int(self.tokenizer.eos_token_id or min(self._ends))
-
-    def encode_text(self, text: str) -> list[int]:
-        """Return the tokens of a text as it is, without the chat template."""
-        tokens: list[int] = self.tokenizer(text).input_ids
-        return tokens
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text before the first end token."""
-        length = next((place for place, token in enumerate(tokens) if token in self._ends), len(tokens))
-        text: str = self.tokenizer.decode(list(tokens[:length]), skip_special_tokens=True)
-        return text
-
     # Weights
 
     @cached_property
     def device(self) -> torch.device:
         """Return where the model runs: the first GPU, else the CPU."""
         return default_device()
+
+    @cached_property
+    def part_tokens(self) -> int:
+        """Return how many prompt and completion tokens one backward pass may have."""
+        sizes, gpu = self.architecture, self.device.type == "cuda"
+        bytes_a_token = sizes.layers * (50 * sizes.hidden + 23 * sizes.intermediate)  # measured, with an adapter on all
+        room = torch.cuda.get_device_properties(self.device).total_memory // 3 if gpu else CPU_PART_BYTES
+        return max(SHORTEST_PART, room // bytes_a_token)
 
     def _load_base(self) -> None:
         if self._base is not None:
@@ -330,14 +264,15 @@ class HuggingFaceStudent:
     def parts(self, prompts: Sequence[Sequence[int]], tokens_BT: Tensor) -> list[range]:
         """See `LargeStudent.parts`: by tokens, a shared prompt counted once, and by the size of the logits."""
         lengths = self._mask(tokens_BT).sum(1).tolist()
-        limit = PART_TOKENS[self.device.type]
         parts: list[range] = []
         start, longest, read = 0, 0, 0
         for row, length in enumerate(lengths):
             known = row > start and prompts[row] == prompts[row - 1]
             longest, read = max(longest, length), read + (0 if known else len(prompts[row]))
             completion = (row - start + 1) * longest
-            if row > start and (read + completion > limit or completion * self.config.vocab_size > PART_LOGITS):
+            if row > start and (
+                read + completion > self.part_tokens or completion * self.config.vocab_size > PART_LOGITS
+            ):
                 parts.append(range(start, row))
                 start, longest, read = row, length, len(prompts[row])
         return [*parts, range(start, len(lengths))]
@@ -360,7 +295,7 @@ class HuggingFaceStudent:
         positions_P = torch.arange(longest, device=self.device)
         mask_UP = (positions_P < lengths_U[:, None]).long()
         cache = DynamicCache()
-        rows_at_once = max(1, PART_TOKENS[self.device.type] // longest)
+        rows_at_once = max(1, self.part_tokens // longest)
         read = []
         for start in range(0, len(unique), rows_at_once):
             some = slice(start, start + rows_at_once)
@@ -420,25 +355,6 @@ def _draw(logits_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
     drawn_B1 = torch.searchsorted(cdf_BV, uniforms_B[:, None] * cdf_BV[:, -1:])
     drawn_B1 = drawn_B1.clamp_(max=logits_BV.shape[-1] - 1)
     return drawn_B1[:, 0], logprobs_BV.gather(1, drawn_B1)[:, 0]
-
-
-def _architecture(name: str, config: Any) -> Architecture:
-    """Return what an adapter's shapes follow from; raise `ConfigError` for a model of another family."""
-    try:
-        return Architecture(
-            model=name,
-            hidden=config.hidden_size,
-            layers=config.num_hidden_layers,
-            heads=config.num_attention_heads,
-            key_value_heads=config.num_key_value_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            intermediate=config.intermediate_size,
-        )
-    except AttributeError as error:
-        raise ConfigError(
-            f"{name}: a model of type {config.model_type!r} can't be a student ({error}); use a dense decoder of the "
-            "Llama or Qwen family"
-        ) from None
 
 
 def _facts(data: bytes) -> Mapping[str, Any]:

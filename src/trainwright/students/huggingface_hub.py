@@ -71,7 +71,7 @@ def _snapshot(name: str, model: str, revision: str | None, files: list[str]) -> 
 @cache
 def pretrained_key(name: str) -> str:
     """Return the content hash of a pretrained student: its files, and what the same files' scores depend on."""
-    from trainwright.students import huggingface
+    from trainwright.students import huggingface, huggingface_text
     from trainwright.students.huggingface import default_device, fast_dtype
 
     folder = folder_of(name)
@@ -84,7 +84,7 @@ def pretrained_key(name: str) -> str:
         digests = [(path.name, _digest(path)) for path in files]
     packages = [_version(package) for package in ("torch", "transformers", "peft", "tokenizers")]
     device = default_device()
-    return content_hash(digests, packages, str(device), str(fast_dtype(device)), huggingface)
+    return content_hash(digests, packages, str(device), str(fast_dtype(device)), huggingface, huggingface_text)
 
 
 def _digest(path: Path) -> str:
