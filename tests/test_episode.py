@@ -135,6 +135,32 @@ def test_a_verdict_goes_back_as_the_next_message(tmp_path: Path) -> None:
     assert len({example.advantage for example in examples}) == 2
 
 
+def test_all_answers_of_an_episode_are_trained_on_and_nothing_that_was_told_to_the_agent(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, good)
+    episodes, answers, conversations = [], [], []
+    for member, texts in enumerate([["no job", "none either", "job"], ["job"]]):
+        conversation = list(bench.group.brief)
+        for number, text in enumerate(texts):
+            tokens = [ord(letter) for letter in text]
+            prompt = [ord(letter) for message in conversation for letter in message["content"]]
+            completion = Completion(text, prompt, tokens, [-0.5] * len(tokens))
+            bench.ledger.add_attempts([(f"train-0000-0-{member}", Attempt(number, list(conversation), completion))])
+            answers.append((member, tokens))
+            conversations.append(prompt)
+            conversation += [{"role": "assistant", "content": text}, {"role": "user", "content": f"refused {number}"}]
+        episodes.append(
+            Episode(f"train-0000-0-{member}", "train-0000-0", "train", 0, "sort", "TRAINED", reward=float(member))
+        )
+    examples = group_examples(bench.services, episodes)
+    # Each answer's tokens are an example's, once, with its episode's advantage; verdicts are in prompts alone.
+    assert [(example.advantage, example.completion.tokens) for example in examples] == [
+        ((-0.5, 0.5)[member], tokens) for member, tokens in answers
+    ]
+    assert [example.completion.prompt_tokens for example in examples] == conversations
+    told = "".join(map(chr, conversations[2]))
+    assert told.endswith("no jobrefused 0none eitherrefused 1")
+
+
 def test_the_last_verdict_counts_when_every_attempt_fails(tmp_path: Path) -> None:
     bench = Bench(tmp_path, lambda conversation: "" if len(conversation) < 5 else "text without a block", attempts=3)
     episode = bench.run()

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import trainwright.job
+from trainwright import reward
 from trainwright.environment.answers import REASONS
 from trainwright.environment.client import Limits
 from trainwright.job import gate
@@ -67,6 +68,32 @@ def test_the_docs_name_the_limits() -> None:
     for name, size in SIZE_LIMITS.items():
         shown = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
         assert re.search(rf"^\| `{re.escape(name)}` \| \w+ \| {shown} \|", job_format(), re.MULTILINE)
+
+
+def test_the_reward_is_the_one_that_is_paid() -> None:
+    text = " ".join(job_format().split())
+    for number, words in (
+        (reward.SMALLEST_HEADROOM, "the denominator at least {:g}"),
+        (reward.LOWEST_GAIN, "limited to {:g}"),
+        (reward.HIGHEST_GAIN, "-0.5 to {:g}"),
+        (reward.COST_WEIGHT, "less up to {:g} for the share of the rollout budget"),
+        (100 * reward.VALIDITY_START, "({:g} %, later"),
+        (100 * reward.VALIDITY_END, "later {:g} %)"),
+        (reward.REJECTED_REWARD, "the gate refuses earns {:g},"),
+        (reward.JOB_FAULT_REWARD, "fails while it trains {:g},"),
+        (reward.FLAGGED_REWARD, "flagged {:g}."),
+    ):
+        assert words.format(number) in text
+
+
+def test_failures_while_training_are_named_before_the_codes() -> None:
+    """The brief leaves the tables of codes out, nothing else."""
+    short = job_format(codes=False)
+    assert job_format().startswith(short)
+    assert "| code |" not in short
+    assert "### Codes" not in short
+    for code in ("non_finite", "no_signal", "unreadable_prompt"):
+        assert f"`{code}`" in short
 
 
 def test_the_example_is_the_only_job_in_the_docs() -> None:

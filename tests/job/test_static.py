@@ -104,9 +104,49 @@ def load_environment(**kwargs):
 def test_the_old_verifiers_api_is_translated_in_one_message() -> None:
     found = rejection(V0)
     assert (found.code, found.line) == ("verifiers_v0", 1)
-    assert "write `import verifiers.v1 as vf`" in found.message
+    assert "for verifiers write `import verifiers.v1 as vf`" in found.message
+    assert "for datasets write rows made in load()" in found.message  # it would be the next refusal
     for name in ("load_environment", "ThinkParser", "Rubric", "SingleTurnEnv"):
-        assert f"for {name} write " in found.message
+        assert f"for {name} write {V0_NAMES[name]}" in found.message
+
+
+def test_what_it_says_to_write_passes_the_gate() -> None:
+    """A model that copies the repairs word for word has a job."""
+    written = {name: re.findall(r"`([^`]+)`", V0_NAMES[name]) for name in V0_NAMES}
+    (head,) = written["verifiers"]
+    taskset, load, row = written["SingleTurnEnv"]
+    decorator, method, task, data, field = written["Rubric"]
+    (exports,) = written["load_environment"]
+    check_source(
+        f"{head}\n\n{data}\n    {field}\n\n{task}\n    {decorator}\n    {method}\n"
+        f"        return float(trace.last_reply == self.data.answer)\n\n{taskset}\n    {load}\n"
+        f"        for idx in range(9):\n            yield {row}\n\n{exports}\n",
+        has_dataset=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("import verifiers as vf", ["verifiers"]),
+        ("import verifiers", ["verifiers"]),
+        ("from verifiers import Rubric, SingleTurnEnv", ["verifiers", "Rubric", "SingleTurnEnv"]),
+        ("from verifiers.rubrics.rubric import Rubric", ["verifiers", "Rubric"]),
+        ("from verifiers.parsers import XMLParser", ["verifiers", "XMLParser"]),
+        ("import verifiers.envs.singleturn_env as env", ["verifiers"]),
+        ("from verifiers.types import Messages", ["verifiers"]),
+        ("from verifiers import GRPOTrainer", ["verifiers", "GRPOTrainer"]),
+    ],
+)
+def test_every_way_to_import_the_old_api_is_named(source: str, line: str, names: list[str]) -> None:
+    found = rejection(f"{line}\n{source}")
+    assert (found.code, found.line) == ("verifiers_v0", 1)
+    for name in names:
+        assert f"for {name} write {V0_NAMES[name]}" in found.message
+
+
+def test_datasets_alone_is_an_import_that_is_not_allowed(source: str) -> None:
+    assert rejection(f"from datasets import Dataset\n{source}").code == "import"
 
 
 @pytest.mark.parametrize("name", ["SingleTurnEnv", "Rubric", "Environment", "Parser"])

@@ -32,18 +32,34 @@ VERIFIERS_NAMES = frozenset(
     ).split()
 )
 
-_TASKSET = "a vf.Taskset whose load() yields vf.Task objects"
+_TASKSET = (
+    "`class Problems(vf.Taskset[Problem, vf.TasksetConfig]):` with `def load(self):` that yields "
+    '`Problem(Data(idx=0, prompt="...", answer="..."), self.config.task)` for each row'
+)
 _REWARD = "an `async def` method of the vf.Task, decorated with @vf.reward"
 _PARSE = "plain Python on trace.last_reply inside the reward"
 V0_NAMES = {
-    **dict.fromkeys(
-        ("Environment", "SingleTurnEnv", "MultiTurnEnv", "ToolEnv", "StatefulToolEnv", "EnvGroup"), _TASKSET
-    ),
-    **dict.fromkeys(("load_environment", "load_example_dataset"), _TASKSET),
-    **dict.fromkeys(("Rubric", "RubricGroup", "JudgeRubric", "ToolRubric", "MathRubric"), _REWARD),
-    **dict.fromkeys(("Parser", "XMLParser", "ThinkParser", "MaybeThinkParser"), _PARSE),
+    name: instead
+    for names, instead in (
+        ("verifiers", "`import verifiers.v1 as vf`"),
+        ("Environment SingleTurnEnv MultiTurnEnv ToolEnv StatefulToolEnv SandboxEnv PythonEnv EnvGroup", _TASKSET),
+        (
+            "Rubric RubricGroup JudgeRubric ToolRubric MathRubric RewardFunc",
+            "`@vf.reward(weight=1.0)` on `async def correct(self, trace: vf.Trace) -> float:`, methods of `class "
+            "Problem(vf.Task[Data]):`, which compare trace.last_reply with self.data.answer; before it "
+            "`class Data(vf.TaskData):` with `answer: str`",
+        ),
+        ("load_environment", '`__all__ = ["Problems"]` with the name of the taskset, at the top level'),
+        ("Parser XMLParser ThinkParser MaybeThinkParser", _PARSE),
+        ("datasets load_example_dataset", "rows made in load()"),
+        (
+            "GRPOTrainer GRPOConfig RLTrainer RLConfig grpo_defaults lora_defaults get_model_and_tokenizer",
+            "the hyperparameters in train.toml: the engine trains",
+        ),
+    )
+    for name in names.split()
 }
-"""Names of verifiers before 0.4, each with what takes its place."""
+"""Names of verifiers before 0.4, and of what its environments imported, each with what to write in its place."""
 
 V0_ARGUMENTS = {
     "completion": "trace.last_reply",
@@ -144,11 +160,10 @@ def _check_v0(tree: ast.Module, verifiers: _Verifiers) -> None:
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
-            names = [item.name for item in node.names if item.name == "verifiers"]
-        elif isinstance(node, ast.ImportFrom):
-            if node.module == "verifiers":
-                names = ["verifiers"]
-            if node.module in ("verifiers", "verifiers.v1"):
+            names = [module for item in node.names for module in _v0_module(item.name)]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = _v0_module(node.module)
+            if node.module.partition(".")[0] == "verifiers":
                 names += [item.name for item in node.names if item.name in V0_NAMES]
         elif isinstance(node, ast.Attribute):
             names = [name for name in [verifiers.name(node)] if name in V0_NAMES]
@@ -156,14 +171,21 @@ def _check_v0(tree: ast.Module, verifiers: _Verifiers) -> None:
             names = [node.name]
         for name in names:
             found.setdefault(name, node)
-    if not found:
+    if not found.keys() - {"datasets"}:
         return
-    repairs = [
-        "write `import verifiers.v1 as vf`" if name == "verifiers" else f"for {name} write {V0_NAMES[name]}"
-        for name in found
-    ]
+    repairs: dict[str, list[str]] = {}
+    for name in found:
+        repairs.setdefault(V0_NAMES[name], []).append(name)
+    written = "; ".join(f"for {', '.join(names)} write {instead}" for instead, names in repairs.items())
     first = min(found.values(), key=lambda node: getattr(node, "lineno", 0))
-    raise _reject("verifiers_v0", f"This is the removed v0 API of verifiers; {'; '.join(repairs)}.", first)
+    raise _reject("verifiers_v0", f"This is the removed v0 API of verifiers; {written}.", first)
+
+
+def _v0_module(name: str) -> list[str]:
+    """Return the key in `V0_NAMES` of a module that belongs to the old API."""
+    top = name.partition(".")[0]
+    old = top == "datasets" or (top == "verifiers" and not f"{name}.".startswith("verifiers.v1."))
+    return [top] if old else []
 
 
 def _check_imports(tree: ast.Module) -> None:
