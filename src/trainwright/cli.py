@@ -52,12 +52,19 @@ def run(
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines for a log instead of a live table.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Start without being asked, whatever it will cost.")] = False,
+    agent: Annotated[
+        str, typer.Option(metavar="openai:MODEL", help="Measure this model on an OpenAI-compatible server instead.")
+    ] = "",
+    base_url: Annotated[str, typer.Option(metavar="URL", help="That server, up to /v1; OpenAI's by default.")] = "",
 ) -> None:
     """Train the trainer agent; the same command resumes a run that was stopped or killed."""
+    from trainwright.agent.chat_settings import chat_changes
+
     try:
-        _run(config, change or [], plain, yes)
+        _run(config, [*chat_changes(agent, base_url), *(change or [])], plain, yes)
     except KeyboardInterrupt:
         options = [part for one in change or [] for part in ("--set", one)] + ["--plain"] * plain + ["--yes"] * yes
+        options += ["--agent", agent] * bool(agent) + ["--base-url", base_url] * bool(base_url)
         again = shlex.join(["trainwright", "run", str(config), *options])
         print(f"\nstopped; nothing is lost. Resume with: {again}", file=sys.stderr)
         raise typer.Exit(130) from None

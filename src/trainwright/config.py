@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
+from trainwright.agent.chat_settings import ChatSettings
 from trainwright.agent.huggingface_settings import PretrainedSettings
 from trainwright.agent.tinker_settings import TinkerSettings
 from trainwright.engines.prime_rl_settings import PrimeRLSettings
@@ -31,8 +32,8 @@ class AgentConfig(Section):
     """The trainer agent."""
 
     backend: str = "local"
-    """Which policy: `local` is a torch model on this machine, `tinker` a large one on a server (docs/tinker.md); others
-    come through entry points (`backends.py`)."""
+    """Which policy: `local` is a torch model on this machine, `tinker` a large one on a server (docs/tinker.md), `chat`
+    any model on an OpenAI-compatible server, untrained (docs/chat.md); others come through entry points."""
     options: dict[str, Any] = {}
     """Settings of a backend from another package; the built-in ones have tables of their own."""
     model: str = "nano-agent"
@@ -42,6 +43,8 @@ class AgentConfig(Section):
     tinker: TinkerSettings | None = None
     """Settings of the agent `tinker`, which needs them. Its update has its own; of those here it reads `max_tokens` and
     `max_attempts`."""
+    chat: ChatSettings | None = None
+    """Settings of the agent `chat`, which needs them; of those here it reads `max_attempts`."""
     temperature: float = Field(1.0, gt=0, le=2)
     """Sampling temperature of the agent."""
     max_tokens: int = Field(320, ge=16, le=32768)

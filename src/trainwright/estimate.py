@@ -7,7 +7,7 @@ them. They are for deciding whether to start; what was really spent is in the le
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from trainwright.agent.brief import brief_for
@@ -81,11 +81,16 @@ class Estimate:
 
 def estimate_run(config: RunConfig) -> Estimate:
     """Return what a run with this configuration will spend from its first step to its last."""
+    chat = config.agent.chat if config.agent.backend == "chat" else None
     training = config.steps * config.groups * config.group_size
     between = sum(1 for step in range(1, config.steps) if config.probe.every and step % config.probe.every == 0)
     probe = 0
     if config.tasks.held_out and config.probe.episodes:
-        probe = 2 * config.probe.episodes + between * min(config.probe.episodes_between, config.probe.episodes)
+        probe = (
+            config.probe.episodes
+            if chat
+            else 2 * config.probe.episodes + between * min(config.probe.episodes_between, config.probe.episodes)
+        )
     tasks = _tasks(config)
     keys = {task.key: task for task in tasks}.values()
     references = config.measure.reference_seeds * sum(len(task.offers) for task in keys) if training + probe else 0
@@ -94,7 +99,7 @@ def estimate_run(config: RunConfig) -> Estimate:
     if price is not None:
         brief, answer = _lengths(config, tasks)
         attempts = config.agent.max_attempts
-        longest = float(config.agent.max_tokens)
+        longest = float(chat.max_tokens if chat else config.agent.max_tokens)
         usual = longest if config.agent.tinker is not None and config.agent.tinker.thinking else min(answer, longest)
         expected = _tokens(config, training, probe, brief, usual, [REFUSED**number for number in range(attempts)])
         most = _tokens(config, training, probe, brief, longest, [1.0] * attempts)
@@ -102,6 +107,9 @@ def estimate_run(config: RunConfig) -> Estimate:
             f"a brief of {brief:,.0f} tokens and an answer of {usual:,.0f} ({CHARACTERS_A_TOKEN} characters a token; "
             "an answer as long as the reference job, at most agent.max_tokens)"
         ]
+        if chat:
+            expected, most = replace(expected, train=0), replace(most, train=0)
+            notes += ["a model that thinks writes more than its answer: up to agent.chat.max_tokens"]
         if attempts > 1:
             notes += [f"{REFUSED:.0%} of answers sent back by the gate, at most all of them, {attempts} times"]
     hours, pods, more = _compute(config, training + probe, references)
@@ -115,16 +123,24 @@ def _tasks(config: RunConfig) -> list[Task]:
 
 def _price(config: RunConfig) -> tuple[Price | None, list[str]]:
     """Return the price of the agent's tokens, None for an agent that nobody sells, and what to say about it."""
-    settings = config.agent.tinker
+    chat, settings = config.agent.chat, config.agent.tinker
+    if config.agent.backend == "chat" and chat is not None:
+        if chat.own_server and chat.price is None:
+            return None, ["the agent runs on a server of your own"]
+        return _known_price(chat.price, chat.model)
     if config.agent.backend != "tinker" or settings is None:
         billed = "" if config.agent.backend == "local" else "; what it bills is not known here"
         return None, [f"the agent {config.agent.backend!r} is not sold by the token{billed}"] if billed else []
     if settings.server != "tinker":
         return None, ["the agent runs on a server of your own, whose GPU hours are not in here"]
-    price = settings.price or price_of(settings.base_model)
+    return _known_price(settings.price, settings.base_model)
+
+
+def _known_price(given: Price | None, model: str) -> tuple[Price, list[str]]:
+    price = given or price_of(model)
     if price.source:
         return price, [f"prices of {price.read}: {price.source}"]
-    return price, [] if settings.price else [f"no price is known for {settings.base_model}: tokens only"]
+    return price, [] if given else [f"no price is known for {model}: tokens only"]
 
 
 def _lengths(config: RunConfig, tasks: list[Task]) -> tuple[float, float]:
@@ -197,7 +213,7 @@ def table(config: RunConfig, found: Estimate) -> list[str]:
         ):
             rows += [(f"tokens, {label}", Amount(getattr(found.expected, kind), getattr(found.most, kind)), ",.0f")]
         partly = f" without {', '.join(found.unpriced)}" if found.unpriced else ""
-        if set(found.unpriced) != {"prefill", "sample", "train"}:
+        if not set(found.unpriced) >= {"prefill", "sample"}:
             rows += [(f"agent, USD{partly}", found.agent_usd, ",.2f")]
     if found.gpu_hours.most:
         rows += [("GPU hours", found.gpu_hours, ",.1f")]
