@@ -143,7 +143,7 @@ def reference_answer(conversation: Sequence[Message]) -> str:
     for family in FAMILIES:
         for parameters in family.variants():
             task = family.task(parameters, 0)
-            if conversation[0]["content"].startswith(task.brief):
+            if task.brief in conversation[0]["content"]:
                 return family.reference_job(task, task.offers[0].student).render()
     raise AssertionError(conversation)
 
