@@ -12,17 +12,24 @@ from trainwright.agent.corpus import synthetic_job, synthetic_task
 from trainwright.agent.tinker_client import Connection
 from trainwright.agent.tinker_renderer import ChatRenderer
 from trainwright.agent.tinker_settings import TinkerSettings
+from trainwright.errors import JobRejected
+from trainwright.job.gate import check_static
+from trainwright.job.job import Job
 
 BATCH = 16
 
 
 def pairs(renderer: ChatRenderer, rng: random.Random) -> list[tuple[list[int], list[int]]]:
-    """Return a batch of (prompt, answer) in tokens."""
+    """Return a batch of (prompt, answer) in tokens: synthetic jobs that the gate's static part accepts."""
     found = []
-    for _ in range(BATCH):
+    while len(found) < BATCH:
         task = synthetic_task(rng)
-        answer = renderer.tokenizer.encode(synthetic_job(task, rng))
-        found.append((renderer.prompt(compact_brief(task)), [*answer, *renderer.stop]))
+        job = synthetic_job(task, rng)
+        try:
+            check_static(Job.parse(job), task)
+        except JobRejected:
+            continue
+        found.append((renderer.prompt(compact_brief(task)), [*renderer.tokenizer.encode(job), *renderer.stop]))
     return found
 
 
@@ -39,20 +46,30 @@ def datum(prompt: list[int], answer: list[int]) -> types.Datum:
 
 async def warm_start(
     settings: TinkerSettings, renderer: ChatRenderer, steps: int, learning_rate: float
-) -> tuple[str, list[float]]:
-    """Return the saved state after so many supervised steps, and the loss of each in nats a token."""
-    rng = random.Random(17)
+) -> tuple[str, float, float]:
+    """Return the saved state after so many supervised steps, and the loss in nats a token before and after them.
+
+    The learning rate falls to zero. The loss is that of the same unseen pairs, so that a small difference is one.
+    """
     connection = await Connection.open(settings, None, seed=0)
-    losses = []
-    for _ in range(steps):
-        batch = pairs(renderer, rng)
-        output = await connection.forward_backward([datum(*pair) for pair in batch], "cross_entropy")
-        rows = [
-            np.asarray(fields["logprobs"].data)[-len(answer) :]
-            for (_, answer), fields in zip(batch, output.loss_fn_outputs, strict=True)
-        ]
-        losses.append(float(-np.concatenate(rows).mean()))
-        await connection.optim_step(learning_rate)
+    unseen = [pair for seed in range(4) for pair in pairs(renderer, random.Random(seed))]
+    before = await loss(connection, unseen)
+    rng = random.Random(17)
+    for step in range(steps):
+        await connection.forward_backward([datum(*pair) for pair in pairs(renderer, rng)], "cross_entropy")
+        await connection.optim_step(learning_rate * (1 - step / steps))
+    after = await loss(connection, unseen)
     path = await connection.save("warm-start", None)
     await connection.close()
-    return path, losses
+    return path, before, after
+
+
+async def loss(connection: Connection, batch: list[tuple[list[int], list[int]]]) -> float:
+    """Return the mean of -log p over the answers' tokens, without a gradient."""
+    asked = connection.training.forward([datum(*pair) for pair in batch], "cross_entropy")
+    output = await asked.result_async(600)
+    rows = [
+        np.asarray(fields["logprobs"].data)[-len(answer) :]
+        for (_, answer), fields in zip(batch, output.loss_fn_outputs, strict=True)
+    ]
+    return float(-np.concatenate(rows).mean())

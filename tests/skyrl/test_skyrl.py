@@ -30,8 +30,8 @@ from trainwright.ledger import Ledger
 
 pytestmark = pytest.mark.tinker
 
-BASE_STEPS, SUPERVISED_STEPS, STEPS = 90, 40, 14
-KILL_RUN_AFTER, KILL_SERVER_AFTER = 3, 6
+BASE_STEPS, SUPERVISED_STEPS, STEPS = 250, 50, 40
+KILL_RUN_AFTER, KILL_SERVER_AFTER = 3, 8
 RANK = 32
 TOML = """\
 folder = "{folder}"
@@ -50,8 +50,8 @@ server = "skyrl"
 rank = {rank}
 start_from = "{start}"
 brief = "compact"
-learning_rate = 1e-3
-warmup_steps = 2
+learning_rate = 2e-3
+warmup_steps = 3
 
 [agent.tinker.deadlines]
 start = 600
@@ -131,9 +131,9 @@ def test_warm_start_grpo_kill_and_resume(server: SkyRL, tmp_path: Path) -> None:
         {"base_model": str(server.model), "base_url": server.url, "server": "skyrl", "rank": RANK}
     )
     renderer = make_renderer(str(server.model), thinking=False)
-    start, losses = asyncio.run(warm_start(settings, renderer, SUPERVISED_STEPS, learning_rate=3e-3))
-    tell(f"{SUPERVISED_STEPS} supervised steps: {fmean(losses[:5]):.3f} to {fmean(losses[-5:]):.3f} nats a token")
-    assert fmean(losses[-5:]) < fmean(losses[:5]) - 0.03
+    start, before, after = asyncio.run(warm_start(settings, renderer, SUPERVISED_STEPS, learning_rate=4e-3))
+    tell(f"{SUPERVISED_STEPS} supervised steps: {before:.3f} to {after:.3f} nats a token of unseen jobs")
+    assert after < before - 0.002
 
     # Killed in the middle of a step, and started again
     folder = tmp_path / "run"
@@ -144,11 +144,11 @@ def test_warm_start_grpo_kill_and_resume(server: SkyRL, tmp_path: Path) -> None:
     run.until(lambda: committed(folder) >= KILL_RUN_AFTER)
     time.sleep(2.0)
     run.kill()
-    tell(f"run killed after {committed(folder)} steps")
-    before = committed(folder)
+    done = committed(folder)
+    tell(f"run killed after {done} steps")
     run.start()
-    run.until(lambda: committed(folder) > before)
-    assert f"resuming after step {before} of {STEPS}" in run.log.read_text()
+    run.until(lambda: committed(folder) > done)
+    assert f"resuming after step {done} of {STEPS}" in run.log.read_text()
     tell("resumed, and took the next step")
 
     # The server is gone for a while
@@ -175,4 +175,5 @@ def test_warm_start_grpo_kill_and_resume(server: SkyRL, tmp_path: Path) -> None:
     assert json.loads((folder / steps[-1].checkpoint / "tinker.json").read_text())["steps"] == updates
     mismatches = [step.metrics["policy/logprob_mismatch_max"] for step in steps if "policy/loss" in step.metrics]
     assert max(mismatches) < 1e-3
-    assert fmean(rewards[-4:]) > fmean(rewards[:4]) + 0.05
+    print(f"mean reward: {fmean(rewards[:5]):.3f} over the first 5 steps, {fmean(rewards[-10:]):.3f} over the last 10")
+    assert fmean(rewards[-10:]) > fmean(rewards[:5]) + 0.03
