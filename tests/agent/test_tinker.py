@@ -208,3 +208,15 @@ def test_states_expire_and_the_last_one_is_made_permanent(fake: FakeTinker, tmp_
     assert fake.expiry == {first: 2 * 86400, policy.state.path: None}
     assert json.loads((tmp_path / "last" / "tinker.json").read_text())["expires"] is None
     assert fake.sessions == {"session0": "finished"}
+
+
+def test_closing_without_a_connection_says_how_long_the_state_is_kept(
+    fake: FakeTinker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = make_policy(fake)
+    step(policy)
+    policy.save(tmp_path / "one")
+    other = make_policy(fake)
+    other.load(tmp_path / "one")
+    close(other)
+    assert f"not connected, so the last state stays as it is: {policy.state.path}, kept until 20" in caplog.text

@@ -271,7 +271,11 @@ class TinkerPolicy:
         from trainwright.agent.tinker_faults import Trouble
 
         try:
-            if self.state.path and self.state.expires is not None and self._connection is not None:
+            if self.state.expires is not None and self._connection is None:
+                log.warning(
+                    "not connected, so the last state stays as it is: %s, %s", self.state.path, self.state.kept_until
+                )
+            elif self.state.expires is not None and self._connection is not None:
                 await self._connection.keep(self.state.path)
                 self.state = replace(self.state, expires=None)
                 if self._folder is not None and read_state(self._folder).path == self.state.path:
