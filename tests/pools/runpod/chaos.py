@@ -28,6 +28,7 @@ from fake_runpod import ACCOUNT_KEY, FakePod, FakeRunpod, Fault
 
 from trainwright.pools.runpod.api import RunpodApi
 from trainwright.pools.runpod.reaper import sweep
+from trainwright.pools.runpod.records import read_spend
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["controller"])
@@ -303,12 +304,9 @@ def without_agent(pod: FakePod) -> bool:
 
 
 def books(folder: Path) -> float:
-    """Return what a controller's records say was spent."""
-    path = folder / "pods.sqlite"
-    if not path.exists():
-        return 0.0
-    with contextlib.closing(sqlite3.connect(path)) as db:
-        return float(db.execute("SELECT COALESCE(SUM(usd), 0) FROM spend").fetchone()[0])
+    """Return what `trainwright status` says was spent: pods that could not be deleted are still in it."""
+    spend = read_spend(folder, time.time())
+    return sum(usd for _, usd in spend.values()) if spend else 0.0
 
 
 async def reap_all(fake: FakeRunpod) -> None:
