@@ -84,6 +84,52 @@ async def unweighted(self, trace) -> float:
     assert math.isclose(found.total, 0.7)
 
 
+def test_rewards_of_every_make_get_what_they_ask_for_at_every_score(best_server: EnvironmentServer) -> None:
+    files = {
+        "environment.py": """\
+import functools
+import verifiers.v1 as vf
+
+def halved(function):
+    @functools.wraps(function)
+    async def inner(self, *, task, trace):
+        return 0.5 * await function(self, task=task, trace=trace)
+    return inner
+
+class Data(vf.TaskData):
+    answer: str
+
+class Base(vf.Task[Data]):
+    @vf.reward
+    async def mine(self, trace) -> float:
+        return 100.0
+
+    @vf.reward
+    @halved
+    async def wrapped(self, *, task, trace) -> float:
+        return float(trace.last_reply == task.answer)
+
+class Derived(Base):
+    @vf.reward
+    async def mine(self, trace) -> float:
+        return float(self.data.answer)
+
+class Both(vf.Taskset[Base, vf.TasksetConfig]):
+    def load(self):
+        yield Base(Data(prompt="a", answer="1"), self.config.task)
+        yield Derived(Data(prompt="b", answer="2"), self.config.task)
+
+__all__ = ["Both"]
+"""
+    }
+    with best_server.open(files, seed=1) as environment:
+        environment.rows(2)
+        for _ in range(2):
+            base, derived = (reward.parts for reward in environment.score([(0, "1"), (1, "2")]))
+            assert base == {"mine": 100.0, "wrapped": 0.5}
+            assert derived == {"mine": 2.0, "wrapped": 0.5}
+
+
 def test_prompts_may_be_messages_with_a_system_prompt(best_server: EnvironmentServer, job: WriteJob) -> None:
     load = """
     messages = [vf.UserMessage(content="hi"), vf.AssistantMessage(content="hello"), vf.UserMessage(content="2+2")]

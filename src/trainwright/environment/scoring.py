@@ -105,7 +105,7 @@ class Taskset:
         prompt = _prompt(task, index, self._prompt_limit)
         if type(task) not in self._lines:
             self._lines[type(task)] = _check_rewards(task)
-        task.hooks = {attr: task.hooks(attr) for attr in ("metric", "reward")}.__getitem__  # searched at each score else
+        task.hooks = {attr: task.hooks(attr) for attr in ("metric", "reward")}.__getitem__  # else searched every time
         self._tasks.append(task)
         self._prompts.append(prompt)
         messages = [{"role": _ROLES[type(message)], "content": message.content} for message in prompt]
