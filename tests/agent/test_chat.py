@@ -70,8 +70,9 @@ def test_each_conversation_gets_its_answer(server: FakeOpenAI, tmp_path: Path) -
 
 
 def test_the_same_seed_asks_the_same(server: FakeOpenAI, tmp_path: Path) -> None:
-    ask(server, tmp_path)
-    ask(server, tmp_path)
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        ask(server, tmp_path / name)
     (_, _, one), (_, _, other) = server.requests
     assert one == other == {"model": "fake", "messages": BRIEF, "max_tokens": 8192, "seed": one["seed"]}
 
@@ -107,6 +108,26 @@ def test_costs_come_from_the_servers_counts(server: FakeOpenAI, tmp_path: Path) 
     lines = [json.loads(line) for line in (tmp_path / "chat.jsonl").read_text().splitlines()]
     assert [line["tokens"] for line in lines] == [{"prompt": 600, "cached": 400, "sampled": 50}] * 2
     assert {(line["model"], line["finish_reason"], line["text"]) for line in lines} == {("fake-2", "stop", "hello")}
+
+
+def test_an_answer_paid_before_its_batch_failed_is_not_asked_for_again(server: FakeOpenAI, tmp_path: Path) -> None:
+    price = {"prefill": 2.0, "cached": 0.5, "sample": 10.0}
+    batch: list[list[Message]] = [[{"role": "user", "content": f"task {number % 3}"}] for number in range(6)]
+    server.acts = [complete] * 4 + [error(400)]
+    with pytest.raises(TrainwrightError, match="refuses"):
+        ask(server, tmp_path, batch, in_flight=1, price=price)
+    transcript = tmp_path / "chat.jsonl"
+    paid = transcript.read_text().splitlines()
+    assert 1 <= len(paid) <= 4
+    transcript.write_text("\n".join([*paid, paid[0][: len(paid[0]) // 2]]))  # a kill cut the last line
+    asked = len(server.requests)
+    answers = ask(server, tmp_path, batch, in_flight=1, price=price)
+    assert len(server.requests) - asked == len(batch) - len(paid)
+    each = (600 * 2.0 + 400 * 0.5 + 50 * 10.0) / 1e6
+    assert [answer.usd for answer in answers] == pytest.approx([each] * 6)
+    assert all(answer.finished and answer.text == "hello" for answer in answers)
+    assert ask(server, tmp_path, batch) == answers
+    assert len(server.requests) - asked == len(batch) - len(paid)
 
 
 # What is tried again

@@ -1,7 +1,8 @@
 """Any model behind an OpenAI-compatible server as the trainer agent, measured and never trained.
 
 Its answers cost what the server's token counts and the price say. The ledger holds each of them with what was asked;
-`chat.jsonl` in the run's folder has what the ledger does not: thoughts, token counts, the model that served.
+`chat.jsonl` in the run's folder has what the ledger does not: thoughts, token counts, the model that served. An answer
+that was paid for before its batch failed is taken from there when the run goes on.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainwright.agent.chat_settings import ChatSettings
 from trainwright.agent.policy import BriefStyle, Completion, Example
 from trainwright.agent.prices import Tokens, price_of
+from trainwright.cache import content_hash
 from trainwright.config import RunConfig
 from trainwright.errors import ConfigError
 from trainwright.messages import Message
@@ -66,6 +69,7 @@ class ChatPolicy:
         self.transcript = transcript
         self._key = key
         self._client: ChatClient | None = None
+        self._paid: dict[str, Completion] = {}
         self._spent = Tokens()
 
     async def sample(self, conversations: Sequence[Sequence[Message]], seed: int) -> list[Completion]:
@@ -85,6 +89,10 @@ class ChatPolicy:
 
         if self._client is None:
             self._client = ChatClient(self.settings, self._key)
+            self._paid = _read_paid(self.transcript)
+        request = content_hash(list(conversation), seed)
+        if request in self._paid:
+            return self._paid[request]  # a run that was stopped before its batch was whole: the ledger has it not
         started = time.monotonic()
         try:
             reply = await self._client.ask(self.settings.request(conversation, seed))
@@ -94,9 +102,10 @@ class ChatPolicy:
         self._spent += reply.tokens
         usd = reply.tokens.dollars(self.price)
         tokens = {"prompt": reply.tokens.prefill, "cached": reply.tokens.cached, "sampled": reply.tokens.sample}
-        told = {"written": time.time(), "seconds": time.monotonic() - started, "tokens": tokens, "usd": usd}
+        told = {"request": request, "written": time.time(), "seconds": time.monotonic() - started, "tokens": tokens}
+        told |= {"usd": usd, "finished": reply.finished, **reply.facts, "text": reply.text}
         with self.transcript.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(told | reply.facts | {"text": reply.text}) + "\n")
+            file.write(json.dumps(told) + "\n")
         return Completion(reply.text, finished=reply.finished, usd=usd)
 
     async def update(self, examples: Sequence[Example]) -> dict[str, float]:
@@ -114,6 +123,20 @@ class ChatPolicy:
         """Close the connections."""
         if self._client is not None:
             await self._client.close()
+
+
+def _read_paid(transcript: Path) -> dict[str, Completion]:
+    """Return the answers of a transcript by request; a line that a kill cut is ended, and is no answer."""
+    paid: dict[str, Completion] = {}
+    text = transcript.read_text(encoding="utf-8") if transcript.exists() else ""
+    for line in text.split("\n"):
+        with suppress(ValueError, KeyError, TypeError):
+            told = json.loads(line)
+            paid[told["request"]] = Completion(told["text"], finished=told["finished"], usd=told["usd"])
+    if text and not text.endswith("\n"):
+        with transcript.open("a", encoding="utf-8") as file:
+            file.write("\n")
+    return paid
 
 
 def _settings(config: RunConfig) -> ChatSettings:
