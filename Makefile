@@ -14,7 +14,7 @@ STUDENTS := $(BIN)/python -m trainwright.students.registry
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
-demo: $(INSTALLED) ## Train the trainer agent on this machine's cores, ten to fifteen minutes
+demo: $(INSTALLED) ## Train the trainer agent on this machine's cores, about ten minutes
 	$(BIN)/trainwright run examples/nano.toml
 
 test: $(INSTALLED_DEV) ## Lint, types and the default tests, under ten minutes on two cores

@@ -112,6 +112,8 @@ def estimate_run(config: RunConfig) -> Estimate:
             notes += ["a model that thinks writes more than its answer: up to agent.chat.max_tokens"]
         if attempts > 1:
             notes += [f"{REFUSED:.0%} of answers sent back by the gate, at most all of them, {attempts} times"]
+    if config.max_off_policy_steps:
+        notes += ["no group dropped as stale; each one that is runs in vain (metric groups_stale)"]
     hours, pods, more = _compute(config, training + probe, references)
     return Estimate(training, probe, references, expected, most, price, hours, pods, tuple(notes + more))
 
