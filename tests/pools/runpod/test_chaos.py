@@ -12,7 +12,7 @@ import pytest
 from chaos import Report, Scenario
 from fake_runpod import FakeRunpod
 
-PARALLEL = 5
+PARALLEL = round(4 * controller.SCALE) + 1  # slower scenarios wait more, so more of them fit
 
 
 def broken_invariants(seeds: range) -> list[str]:
