@@ -300,7 +300,12 @@ def made(folder: Path) -> Path:
 
 def without_agent(pod: FakePod) -> bool:
     """Return whether a pod's agent never ran, or was stopped by a fault: nothing on it can end it."""
-    return pod.started is None or any(fault.kind in NO_AGENT for fault in pod.faults) or pod.status != "RUNNING"
+    return (
+        pod.started is None
+        or pod.stopped
+        or any(fault.kind in NO_AGENT for fault in pod.faults)
+        or pod.status != "RUNNING"
+    )
 
 
 def books(folder: Path) -> float:

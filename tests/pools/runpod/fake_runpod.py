@@ -92,6 +92,7 @@ class FakePod:
     port: int = 0
     reserved: socket.socket | None = None
     process: subprocess.Popen[bytes] | None = None
+    stopped: bool = False  # its agent hangs, and nothing on the pod can end it
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
@@ -286,7 +287,7 @@ class FakeRunpod:
                 stderr=log,
                 start_new_session=True,
             )
-        pod.started, pod.status = time.monotonic(), "RUNNING"
+        pod.started, pod.status, pod.stopped = time.monotonic(), "RUNNING", False
         pod.boots += 1
         lease = pod.started + float(env["TRAINWRIGHT_LEASE_SECONDS"])
         pod.lease_until = max(pod.lease_until or 0.0, lease)
@@ -344,6 +345,7 @@ class FakeRunpod:
             self._kill(pod)
             pod.status = "EXITED"
         elif kind == "hang":
+            pod.stopped = True
             for pid in family[depth - 1 :]:
                 os.kill(pid, signal.SIGSTOP)
         elif len(family) > depth:
