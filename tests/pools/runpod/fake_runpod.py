@@ -92,6 +92,7 @@ class FakePod:
     port: int = 0
     reserved: socket.socket | None = None
     process: subprocess.Popen[bytes] | None = None
+    shown: bool = False  # whether the account was ever told of it
     stopped: bool = False  # its agent hangs, and nothing on the pod can end it
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -184,11 +185,12 @@ class FakeRunpod:
         with self.lock:
             return [pod for pod in self.pods if pod.ended is None]
 
-    def spent(self) -> float:
-        """Return what all pods have cost, in USD."""
+    def spent(self, *, shown: bool = False) -> float:
+        """Return what all pods have cost, or those that the account was told of, in USD."""
         now = time.monotonic()
         with self.lock:
-            return sum(pod.usd_per_hour * ((pod.ended or now) - pod.created) / 3600 for pod in self.pods)
+            pods = [pod for pod in self.pods if pod.shown or not shown]
+            return sum(pod.usd_per_hour * ((pod.ended or now) - pod.created) / 3600 for pod in pods)
 
     def overstayed(self, slack: float) -> list[str]:
         """Return the pods that lived, or live, longer than their lease plus some slack."""
@@ -527,6 +529,7 @@ class FakeRunpod:
     def shown(self, pod: FakePod) -> dict[str, Any]:
         """Return a pod as the API shows it, every field that the document requires."""
         running = pod.status == "RUNNING"
+        pod.shown = True
         return {
             "id": pod.id,
             "name": pod.name,

@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -27,7 +28,7 @@ from trainwright.pools.runpod.fleet import Fleet
 from trainwright.pools.runpod.money import OutOfMoney
 from trainwright.pools.runpod.names import PodName
 from trainwright.pools.runpod.pool import RunpodPool, group_of
-from trainwright.pools.runpod.records import PodRow, Records
+from trainwright.pools.runpod.records import PodRow, Records, read_spend
 
 pytestmark = pytest.mark.anyio
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -381,6 +382,25 @@ async def test_a_twin_goes_with_the_run_also_when_the_reaper_has_not_seen_it(pod
         await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
         await pods.close()
         assert [pod.ended_by for pod in fake.pods] == ["the account"] * 2
+
+
+async def test_a_twin_that_ends_before_it_is_reaped_is_paid_for_in_our_books_once(pods_folder: Path) -> None:
+    async with running(pods_folder, [Fault("create", "duplicate")], times__reaper=60.0, times__idle=5.0) as (
+        fake,
+        pods,
+    ):
+        await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
+        row, twin = pods._records.live()[0], next(pod for pod in fake.pods if pod.id != pods._records.live()[0].pod_id)
+        fake.end(twin, "its own lease")
+        await pods.close()
+        spent = read_spend(pods_folder / "run", time.time())
+        assert spent is not None
+        assert spent["lost"][0] == pytest.approx(
+            time.monotonic() - twin.created, abs=5.0
+        )  # till the sweep that misses it
+        with sqlite3.connect(pods_folder / "run" / "pods.sqlite") as db:
+            strays = db.execute("SELECT COUNT(*) FROM spend WHERE kind = 'lost' AND pod = ?", [row.name]).fetchone()
+        assert strays == (1,)
 
 
 async def test_a_hanging_agent_is_given_up_after_a_while(pods_folder: Path) -> None:

@@ -57,6 +57,8 @@ class Listing:
         self._lock = asyncio.Lock()
         self._asked = -1e9
         self._pods: list[Pod] = []
+        self.seen: dict[str, Pod] = {}
+        """Every pod listed, by id, until the reaper finds it gone and booked."""
 
     async def pods(self, since: float) -> list[Pod]:
         """Return a list that was asked for after `since` (monotonic); raise `RunpodError`."""
@@ -65,6 +67,7 @@ class Listing:
                 await asyncio.sleep(max(0.0, self._asked + self._pace - time.monotonic()))
                 asked = time.monotonic()
                 self._pods = await self._api.pods()
+                self.seen |= {pod.id: pod for pod in self._pods if pod.status != "TERMINATED"}
                 self._asked = asked
             return self._pods
 

@@ -6,7 +6,6 @@ It only ever touches pods whose name says that they are trainwright's (`names.py
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -84,21 +83,27 @@ async def reap_last(fleet: Fleet) -> None:
 
     Gives up after `times.close`: then the next controller, cron and the pods' own leases are left.
     """
-    with contextlib.suppress(TimeoutError):
+    try:
         async with asyncio.timeout(fleet.times.close):
             while fleet.asked:
                 began = time.monotonic()
                 try:
                     await sweep_account(fleet)
-                    if began > fleet.twins_until:
+                    if began > fleet.twins_until and not _strays(fleet):
                         return
                 except RunpodError as error:
                     log.warning("the reaper could not finish: %s", error)
                 await asyncio.sleep(fleet.times.poll)
+    except TimeoutError:
+        for pod in _strays(fleet):
+            _book(fleet, pod, age(pod, time.time()))
 
 
 async def sweep_account(fleet: Fleet) -> None:
-    """Sweep the account's pods once; raise `RunpodError`."""
+    """Sweep the account's pods once; raise `RunpodError`.
+
+    A pod that no row stands for is booked when it's gone: deleted here, or by itself while the API was down.
+    """
     records = fleet.records
 
     def reason_of(pod: Pod) -> str:
@@ -106,7 +111,24 @@ async def sweep_account(fleet: Fleet) -> None:
 
     pods = await fleet.listing.pods(time.monotonic())
     fleet.reprice(pods)
+    there = {pod.id for pod in pods if pod.status != "TERMINATED"}
+    longest = fleet.times.boot + fleet.times.lease  # nobody has renewed its lease
+    for pod in [pod for pod in _strays(fleet) if pod.id not in there]:
+        _book(fleet, pod, min(age(pod, time.time()), longest))
+    for id in fleet.listing.seen.keys() - there:
+        del fleet.listing.seen[id]
     async for one in sweep(fleet.api, pods, reason_of):
         log.warning("reaped %s (%s): %s", one.pod.name, one.pod.id, one.reason)
-        seconds = age(one.pod, time.time())
-        records.book_stray(one.pod.name, seconds, one.pod.usd_per_hour, time.time())
+        _book(fleet, one.pod, age(one.pod, time.time()))
+
+
+def _strays(fleet: Fleet) -> list[Pod]:
+    """Return the pods of this run folder that were listed, that no row's books are for, and that are not booked."""
+    named = [(PodName.parse(pod.name), pod) for pod in fleet.listing.seen.values()]
+    ours = [pod for name, pod in named if name is not None and name.owner == fleet.records.owner]
+    return [pod for pod in ours if not fleet.records.stands_for(pod.id, pod.name)]
+
+
+def _book(fleet: Fleet, pod: Pod, seconds: float) -> None:
+    fleet.listing.seen.pop(pod.id, None)
+    fleet.records.book_stray(pod.name, seconds, pod.usd_per_hour, time.time())

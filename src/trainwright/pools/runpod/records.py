@@ -190,6 +190,12 @@ class Records:
             self._set(row, {"ended_at": now, "end_reason": reason})
         row.ended_at, row.end_reason = now, reason
 
+    def stands_for(self, pod_id: str, name: str) -> bool:
+        """Return whether the books of some row, ended or not, are a pod's: by its id, or by its name while no id is
+        known."""
+        query = "SELECT 1 FROM pods WHERE pod_id = ? OR (name = ? AND pod_id = '')"
+        return self._db.execute(query, [pod_id, name]).fetchone() is not None
+
     def book_stray(self, name: str, seconds: float, usd_per_hour: float, now: float) -> None:
         """Book a pod without a row, such as the twin of a create whose reply was lost, all of it as lost."""
         with self._transaction():
