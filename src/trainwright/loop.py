@@ -88,20 +88,24 @@ async def next_groups(
     """
     config, stale = services.config, list[Complete]()
     ahead = config.groups if config.max_off_policy_steps and step + 1 < config.steps else 0
+
+    def is_stale(group: Complete) -> bool:
+        return services.version - group.version > config.max_off_policy_steps
+
     while True:
-        old = [
-            group for group in under_way.complete() if services.version - group.version > config.max_off_policy_steps
-        ]
+        old = [group for group in under_way.complete() if is_stale(group)]
         under_way.take(old)
         stale += old
         while len(under_way) < max(config.groups, ahead + 1):
             launch(services, under_way, services.ledger.drawn(TRAIN), range(config.groups), validity)
             await asyncio.sleep(0)  # they ask the policy before the update does: the pool will have work meanwhile
-        fresh = under_way.complete()[: config.groups]
-        if len(fresh) == config.groups:
-            under_way.take(fresh)
-            return fresh, stale
-        await under_way.change()
+        complete = under_way.complete()
+        fresh = [group for group in complete if not is_stale(group)]
+        if len(fresh) >= config.groups:
+            under_way.take(fresh[: config.groups])
+            return fresh[: config.groups], stale
+        if len(fresh) == len(complete):  # else a stale one has come meanwhile, of a run that was resumed
+            await under_way.change()
 
 
 def launch_again(services: Services, under_way: Flight, validity: float) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 from tokenizers import Tokenizer
@@ -49,3 +51,14 @@ def make_policy(tokenizer: Tokenizer, random_weights: bytes) -> MakePolicy:
 def briefs() -> list[list[Message]]:
     rng = random.Random(5)
     return [compact_brief(synthetic_task(rng)) for _ in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def no_client_outlives_its_test() -> Iterator[None]:
+    """Close the Tinker SDK's clients: their heartbeats would go on and reach whatever fake gets their server's port."""
+    yield
+    if "tinker" in sys.modules:
+        from tinker.lib.internal_client_holder import InternalClientHolder
+
+        for holder in [one for one in gc.get_objects() if type(one) is InternalClientHolder]:
+            holder.close()

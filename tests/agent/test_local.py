@@ -79,10 +79,10 @@ def test_an_answer_says_what_was_sampled(make_policy: MakePolicy, briefs: Briefs
 
 
 def test_a_finished_answer_ends_with_the_end_token(make_policy: MakePolicy, briefs: Briefs) -> None:
-    policy = make_policy(learning_rate=0.02)
+    policy = make_policy(learning_rate=0.01, reference_kl=0)
     tokens = [7, END]
     ending = Completion("", policy.encode(briefs[0]), tokens, [math.log(0.5)] * 2)
-    for _ in range(30):
+    for _ in range(40):
         update(policy, [Example(ending, 1.0)])
     answers = sample(policy, [briefs[0]] * 8)
     finished = [answer for answer in answers if answer.finished]
