@@ -385,19 +385,17 @@ async def test_a_twin_goes_with_the_run_also_when_the_reaper_has_not_seen_it(pod
 
 
 async def test_a_twin_that_ends_before_it_is_reaped_is_paid_for_in_our_books_once(pods_folder: Path) -> None:
-    async with running(pods_folder, [Fault("create", "duplicate")], times__reaper=60.0, times__idle=5.0) as (
-        fake,
-        pods,
-    ):
+    faults = [Fault("create", "duplicate")]
+    async with running(pods_folder, faults, times__reaper=60.0, times__idle=5.0) as (fake, pods):
         await pods.train("train-0-0-0", good("x"), HYPERPARAMETERS, 0)
-        row, twin = pods._records.live()[0], next(pod for pod in fake.pods if pod.id != pods._records.live()[0].pod_id)
+        row = pods._records.live()[0]
+        twin = next(pod for pod in fake.pods if pod.id != row.pod_id)
         fake.end(twin, "its own lease")
         await pods.close()
         spent = read_spend(pods_folder / "run", time.time())
         assert spent is not None
-        assert spent["lost"][0] == pytest.approx(
-            time.monotonic() - twin.created, abs=5.0
-        )  # till the sweep that misses it
+        lived = time.monotonic() - twin.created  # till the sweep that misses it
+        assert spent["lost"][0] == pytest.approx(lived, abs=5.0)
         with sqlite3.connect(pods_folder / "run" / "pods.sqlite") as db:
             strays = db.execute("SELECT COUNT(*) FROM spend WHERE kind = 'lost' AND pod = ?", [row.name]).fetchone()
         assert strays == (1,)

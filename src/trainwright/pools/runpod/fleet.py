@@ -58,7 +58,7 @@ class Listing:
         self._asked = -1e9
         self._pods: list[Pod] = []
         self.seen: dict[str, Pod] = {}
-        """Every pod listed, by id, until the reaper finds it gone and booked."""
+        """Every pod listed, by id, until the reaper finds it gone."""
 
     async def pods(self, since: float) -> list[Pod]:
         """Return a list that was asked for after `since` (monotonic); raise `RunpodError`."""
@@ -84,6 +84,7 @@ class Fleet:
         self._base_url, self.proxy = base_url, proxy
         self._http = httpx.AsyncClient(timeout=config.times.request, follow_redirects=False, trust_env=False)
         self.asked = False  # whether any pod was
+        self.booked: set[str] = set()  # pods without a row that are in the books: a list may show them again
         self.twins_until = -1e9  # until when a pod of a create without an answer may show up
         self._catalog_at = -1e9
         self._catalog_lock = asyncio.Lock()

@@ -126,9 +126,11 @@ def _strays(fleet: Fleet) -> list[Pod]:
     """Return the pods of this run folder that were listed, that no row's books are for, and that are not booked."""
     named = [(PodName.parse(pod.name), pod) for pod in fleet.listing.seen.values()]
     ours = [pod for name, pod in named if name is not None and name.owner == fleet.records.owner]
-    return [pod for pod in ours if not fleet.records.stands_for(pod.id, pod.name)]
+    return [pod for pod in ours if pod.id not in fleet.booked and not fleet.records.stands_for(pod.id, pod.name)]
 
 
 def _book(fleet: Fleet, pod: Pod, seconds: float) -> None:
-    fleet.listing.seen.pop(pod.id, None)
+    if pod.id in fleet.booked:
+        return
+    fleet.booked.add(pod.id)
     fleet.records.book_stray(pod.name, seconds, pod.usd_per_hour, time.time())
