@@ -277,7 +277,7 @@ def _check_rewards(task: vf.Task) -> dict[str, int]:
 
 
 def _keep_signature(function: Any) -> None:
-    """Let `inspect` find a method's signature ready: verifiers asks for it at every score, a fifth of a score's time."""
+    """Let `inspect` find a method's signature ready: verifiers asks for it at every score, a fifth of its time."""
     plain = getattr(function, "__func__", None)
     if inspect.isfunction(plain) and not hasattr(plain, "__signature__"):
         plain.__signature__ = inspect.signature(plain)  # type: ignore[attr-defined]
