@@ -11,14 +11,17 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fakes import InstantPool, ScriptedPolicy, reference_answer, varied_answer
 from outer import Killed, Run, check_accounts, config, mortal, taken_by_step
 
+from trainwright import loop
 from trainwright.agent.policy import Completion, Example
 from trainwright.errors import ConfigError, SandboxError
+from trainwright.flight import Complete
 from trainwright.job.hyperparameters import Hyperparameters
 from trainwright.job.job import Job
 from trainwright.ledger import Ledger
@@ -40,6 +43,37 @@ async def until(condition: Any) -> None:
     async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+def test_a_stale_group_that_completes_while_others_are_launched_is_not_learnt_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a run was resumed: the ledger has all episodes of a group, so it completes at the first chance."""
+    groups = [Complete(f"group-{number}", [], version=9) for number in range(2)]
+    done = [groups[0]]
+
+    class UnderWay(list[Complete]):
+        def complete(self) -> list[Complete]:
+            return list(self)
+
+        def take(self, taken: Sequence[Complete]) -> None:
+            for group in taken:
+                self.remove(group)
+
+        async def change(self) -> None:
+            raise AssertionError("all are complete: nothing would ever change")
+
+    def launch(services: Any, under_way: UnderWay, *_: Any) -> None:
+        under_way.append(Complete("stale", [], version=1) if len(done) == 1 else groups[1])
+        done.append(groups[1])
+
+    monkeypatch.setattr(loop, "launch", launch)
+    under_way = UnderWay(done[:])
+    settings = SimpleNamespace(max_off_policy_steps=2, steps=1, groups=2)
+    services: Any = SimpleNamespace(config=settings, version=10, ledger=SimpleNamespace(drawn=lambda arm: 0))
+    used, stale = asyncio.run(loop.next_groups(services, under_way, 0, 0.0))  # type: ignore[arg-type]
+    assert used == groups
+    assert [group.id for group in stale] == ["stale"]
 
 
 def test_without_staleness_each_step_takes_its_own_groups_from_its_own_policy(tmp_path: Path) -> None:
